@@ -15,8 +15,6 @@ from typing import Final
 
 from cloze.encoding.errors import ClozeError
 
-__all__ = ["end_in_one_line", "is_full", "main", "run"]
-
 COMMANDS: Final = {  # the module of each, below `cloze`
     "serve": ("service", "serve bundles over HTTP"),
     "doctor": ("service.doctor", "show what this machine offers, and whether it is ready to serve"),

@@ -19,8 +19,6 @@ from cloze.service.inference.threads import share_threads
 from cloze.service.inference.vectors import cosine_matrix, finish
 from cloze.service.settings import PrecisionChoice, ProviderChoice
 
-__all__ = ["Embedder"]
-
 SLICE: Final = 4096  # texts that are tokenised and embedded at once, in batches of similar lengths
 PATIENCE: Final = 1.0  # seconds before there is a progress bar
 

@@ -10,17 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "available_cpus",
-    "has_bf16",
-    "mallopt",
-    "memory_limit",
-    "peak_memory",
-    "processor",
-    "resident_memory",
-    "versions",
-]
-
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 PROCESSORS = Path("/proc/cpuinfo")

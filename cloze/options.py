@@ -25,8 +25,6 @@ from pydantic_settings import (
 
 from cloze.encoding.errors import OptionError
 
-__all__ = ["Command", "Options", "flag", "key_of"]
-
 REQUIRED: Final = "the following arguments are required"  # argparse says so of words that belong to no option
 METAVARS: Final = {"str": "TEXT", "int": "N", "float": "X", "{int,float}": "X", "Path": "PATH", "SecretStr": "TEXT"}
 

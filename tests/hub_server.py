@@ -9,8 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["TOKEN", "Hub", "hub_server"]
-
 TOKEN = "hf_read"
 
 

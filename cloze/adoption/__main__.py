@@ -13,8 +13,6 @@ from cloze.adoption.modules import graph_file
 from cloze.command import run
 from cloze.options import Command
 
-__all__ = ["main"]
-
 
 class AdoptOptions(Command):
     """Make a bundle of a sentence-transformers model, of its onnx/model.onnx. With torch there are more options."""

@@ -58,8 +58,6 @@ from cloze.encoding.errors import first_line
 from cloze.encoding.template import TEXT, PoolingMode, Template
 from cloze.encoding.text import TextEncoder
 
-__all__ = ["write"]
-
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector
 MOST_TOKENS: Final = 2**20  # of a model that states a limit
 WEIGHTS: Final = {"Dense": ("linear.weight",), "LayerNorm": ("norm.weight", "norm.bias")}  # that a module has

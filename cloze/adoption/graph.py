@@ -18,16 +18,6 @@ from cloze.adoption.modules import NEEDS_TORCH, AdoptionError, Module, graph_fil
 from cloze.encoding.bundle import INPUTS, OUTPUT
 from cloze.encoding.template import PoolingMode
 
-__all__ = [
-    "EPSILONS",
-    "STATES",
-    "TOKEN_TYPES",
-    "Weights",
-    "activation_of",
-    "repository_graph",
-    "with_pooling",
-]
-
 TOKEN_TYPES: Final = "token_type_ids"  # noqa: S105
 STATES: Final = ("last_hidden_state", "token_embeddings")  # (n, L, d), as optimum names them
 LEAST_OPSET: Final = 11

@@ -12,8 +12,6 @@ from typing import Final
 from cloze.encoding.bundle import located
 from cloze.encoding.errors import ClozeError, first_line
 
-__all__ = ["HubError", "explained", "fetched", "looks_local", "model_folder"]
-
 CONFIGURATION: Final = ("*.json", "*.txt", "*.model", "README.md")
 WEIGHTS: Final = ("*.safetensors", "[0-9]_*/pytorch_model.bin")
 PICKLED: Final = ("*pytorch_model*.bin",)  # where a repository has no others

@@ -12,23 +12,6 @@ from cloze.encoding.bundle import GRAPHS, SPEC_FILE
 from cloze.encoding.errors import ClozeError, TemplateError
 from cloze.encoding.template import POOLINGS, TEXT, PoolingMode, Template
 
-__all__ = [
-    "MODULES_FILE",
-    "NEEDS_TORCH",
-    "ST_CONFIG_FILE",
-    "AdoptionError",
-    "Module",
-    "check_behind",
-    "check_pooling",
-    "graph_file",
-    "json_of",
-    "limit_of",
-    "modules_of",
-    "pooling_of",
-    "settings_of",
-    "templates_of",
-]
-
 NEEDS_TORCH: Final = (
     "the extra `train` brings torch, which makes a bundle of any model that Cloze serves: pip install '.[train]' in a "
     "clone of Cloze"

@@ -18,8 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from cloze.encoding.errors import ClozeError
 from cloze.encoding.files import replacing
 
-__all__ = ["About", "Bridge", "BridgeError", "BridgeKind"]
-
 BridgeKind = Literal["orthogonal", "affine"]
 Space = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -36,33 +36,6 @@ from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.encoding.template import MASK, PoolingMode, Template
 from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
 
-__all__ = [
-    "DEFAULT",
-    "DTYPES",
-    "GRAPHS",
-    "INPUTS",
-    "OUTPUT",
-    "PRECISIONS",
-    "SEARCH_NAMES",
-    "SPEC_FILE",
-    "Bundle",
-    "EmbeddingConfig",
-    "Precision",
-    "Provenance",
-    "Source",
-    "Spec",
-    "alterable",
-    "altered",
-    "default_bundle",
-    "learnt_parts",
-    "located",
-    "seal",
-    "sha256",
-    "staging",
-    "unreadable",
-    "upgrade",
-]
-
 DEFAULT: Final = "cloze-mini"  # the model that comes with Cloze
 FORMAT_VERSION: Final = 3
 SPEC_FILE: Final = "embedding.json"

@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cloze.encoding.errors import BundleError
 
-__all__ = ["CALIBRATION_FILE", "Calibration", "Curve", "Meaning"]
-
 CALIBRATION_FILE: Final = "calibration.json"
 
 Meaning = Literal["score", "probability"]

@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cloze.encoding.errors import BundleError
 from cloze.encoding.template import MASK
 
-__all__ = ["CANARY_FILE", "CANARY_TEXTS", "TOLERANCES", "Canaries"]
-
 CANARY_FILE: Final = "canaries.json"
 DIGITS: Final = 7  # of each component
 

@@ -8,8 +8,6 @@ from unicodedata import category
 
 from cloze.encoding.text import TextEncoder
 
-__all__ = ["Chunk", "chunked", "least_tokens"]
-
 SENTENCE_END: Final = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]|\n\s*""")
 
 

@@ -13,8 +13,6 @@ ClozeError                    anything a user can put right
 allowed and what to do next; a command prints it without a traceback.
 """
 
-__all__ = ["BundleError", "ClozeError", "OptionError", "TemplateError", "TextError", "TextTooLong", "first_line"]
-
 
 class ClozeError(Exception):
     """Something a user can put right."""

@@ -12,8 +12,6 @@ from typing import Final
 
 from cloze.encoding.errors import OptionError
 
-__all__ = ["check_folder", "check_new_file", "exchange", "replacing", "write_whole"]
-
 HERE: Final = -100  # AT_FDCWD: paths are relative to the working directory
 EXCHANGE: Final = 2  # RENAME_EXCHANGE, renameat2(2)
 NOT_HERE: Final = (errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOTSUP)  # a kernel or a file system without it

@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cloze.encoding.errors import BundleError
 
-__all__ = ["HEAD_FOLDER", "HEAD_NAME", "ClassifierHead"]
-
 HEAD_FOLDER: Final = "heads"
 HEAD_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,63}"
 

@@ -21,19 +21,6 @@ from typing import IO, Any, Final, TypeAlias, cast
 
 from cloze.encoding.errors import ClozeError
 
-__all__ = [
-    "COMPRESSIONS",
-    "ENDINGS",
-    "SEMICOLON",
-    "SEPARATORS",
-    "Row",
-    "RowsError",
-    "ending_of",
-    "read_lines",
-    "read_rows",
-    "uncompressed",
-]
-
 Row: TypeAlias = dict[str, Any] | str
 """The columns, or why the row cannot be read."""
 

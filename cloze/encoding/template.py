@@ -8,8 +8,6 @@ from typing import Literal, Self, get_args
 
 from cloze.encoding.errors import TemplateError
 
-__all__ = ["MASK", "POOLINGS", "TEXT", "PoolingMode", "Template"]
-
 TEXT = "[X]"
 MASK = "[MASK]"  # for every tokenizer, also where its own token is <mask>
 

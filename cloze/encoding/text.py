@@ -27,18 +27,6 @@ from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
 from cloze.encoding.errors import BundleError, TemplateError, TextError, TextTooLong
 from cloze.encoding.template import MASK, Template
 
-__all__ = [
-    "TOKENIZER_FILES",
-    "Batch",
-    "Direction",
-    "SpecialTokens",
-    "TextEncoder",
-    "Token",
-    "Tokens",
-    "token_batches",
-    "with_final_period",
-]
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 Direction = Literal["left", "right"]

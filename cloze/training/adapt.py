@@ -18,8 +18,6 @@ from cloze.encoding.bundle import DEFAULT
 from cloze.options import Command, flag
 from cloze.training.recipes.recipe import LARGEST_SEED
 
-__all__ = ["main"]
-
 
 class AdaptOptions(Command):
     """Train an encoder on your documents and on queries that they answer, and say whether it became better on them."""

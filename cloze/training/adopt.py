@@ -14,8 +14,6 @@ from pydantic_settings import CliPositionalArg
 from cloze.command import run
 from cloze.training.export.options import BundleOptions
 
-__all__ = ["main"]
-
 PROBED: Final = 128  # tokens of the longest text that is compared, unless the model's own limit is lower
 
 

@@ -14,8 +14,6 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from cloze.command import run
 from cloze.options import Command
 
-__all__ = ["main"]
-
 
 class AverageOptions(Command):
     """Write a run whose weights are the mean of those of several runs from one parent, or of runs and their parent."""

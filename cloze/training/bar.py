@@ -11,8 +11,6 @@ from typing import Final
 from rich.console import Console
 from tqdm import tqdm
 
-__all__ = ["bar", "console"]
-
 PATIENCE: Final = 2.0  # seconds
 FIRST: Final = os.environ.get("RANK", "0") == "0"  # torchrun sets it
 

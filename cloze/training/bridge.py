@@ -30,8 +30,6 @@ from cloze.training.evaluation.options import ModelOptions
 if TYPE_CHECKING:
     from cloze.training.evaluation.task import Subject
 
-__all__ = ["Map", "affine", "main", "orthogonal", "recalls"]
-
 DEPTH: Final = 10  # results of a search
 LEAST_TEXTS: Final = 500
 QUERY_SHARE: Final = 0.1  # of the texts choose the map, and as many others judge it

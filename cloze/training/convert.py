@@ -21,8 +21,6 @@ from cloze.encoding.text import TOKENIZER_FILES
 from cloze.options import Command
 from cloze.training.errors import RunError
 
-__all__ = ["ConvertOptions", "convert", "main"]
-
 
 class ConvertOptions(Command):
     """Write a bundle again with the files that sentence-transformers loads."""

@@ -10,8 +10,6 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from cloze.command import run
 from cloze.options import Command
 
-__all__ = ["main"]
-
 
 class DistilStaticOptions(Command):
     """Make a bundle whose vectors are means of vectors of tokens: without layers, much faster and less accurate."""

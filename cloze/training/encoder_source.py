@@ -17,24 +17,6 @@ from cloze.encoding.bundle import SPEC_FILE, located, upgrade
 from cloze.encoding.template import POOLINGS, TEXT
 from cloze.training.errors import RunError
 
-__all__ = [
-    "CONFIG_FILE",
-    "MODEL",
-    "PROVENANCE_FILE",
-    "READING",
-    "RECIPE_FILE",
-    "Kind",
-    "encoder_folder",
-    "keeps_reading",
-    "kind_of",
-    "learnt_sentences",
-    "named_templates",
-    "of_library",
-    "own_reading",
-    "provenance_in",
-    "saved_config",
-]
-
 RECIPE_FILE: Final = "recipe.toml"  # of a run
 PROVENANCE_FILE: Final = "run.json"  # of a finished one
 MODEL: Final = "model"  # folder of its encoder

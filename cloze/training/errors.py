@@ -11,8 +11,6 @@ ClozeError
 
 from cloze.encoding.errors import ClozeError
 
-__all__ = ["CorpusError", "EncoderError", "ExportError", "RecipeError", "RunError", "ServerError"]
-
 
 class RecipeError(ClozeError):
     """A recipe has an unknown key, a wrong type or an impossible value."""

@@ -14,8 +14,6 @@ from cloze.command import run
 from cloze.options import Command
 from cloze.training.encoder_source import kind_of
 
-__all__ = ["main"]
-
 
 class ExplainOptions(Command):
     """Show the words that an encoder predicts at [MASK], most probable first (PromptBERT's Table 7)."""

@@ -15,8 +15,6 @@ from cloze.training.errors import RecipeError
 from cloze.training.recipes.command import FitOptions, recipe_of, resumed
 from cloze.training.recipes.recipe import shipped_recipes
 
-__all__ = ["main"]
-
 ADAPT: Final = "adapt"
 
 

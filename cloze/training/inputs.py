@@ -14,8 +14,6 @@ from cloze.training.data.corpus import files_of
 from cloze.training.encoder_source import encoder_folder
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["digests_of"]
-
 MODELS: Final = ("encoder", "generator", "guide", "teacher")  # keys of recipes
 FILES: Final = ("dev", "teacher_vectors")
 

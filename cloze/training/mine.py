@@ -26,8 +26,6 @@ from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import nearest, units
 from cloze.training.evaluation.options import ModelOptions
 
-__all__ = ["main", "mine"]
-
 Count = Annotated[int, Field(ge=1)]
 ENDINGS: Final = (".csv", ".tsv", ".jsonl")
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from cloze.command import run
 from cloze.training.recipes.command import recipe_of, resumed
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Raises ClozeError."""

@@ -35,8 +35,6 @@ from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, e
 from cloze.training.errors import RunError
 from cloze.training.recipes.recipe import Recipe, to_toml
 
-__all__ = ["ADAPTED", "UNTRAINED", "Run", "parent_name", "provenance_of_encoder", "with_sources"]
-
 # what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from cloze.command import run
 from cloze.training.evaluation.options import TemplateOptions
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""

@@ -34,8 +34,6 @@ from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_rec
 from cloze.training.data.words import words_of
 from cloze.training.errors import CorpusError, RunError
 
-__all__ = ["bare", "main", "query_of"]
-
 Count = Annotated[int, Field(ge=0)]
 ARTICLE: Final = 400  # sentences between empty lines, at most; a longer run is cut into blocks
 BLOCK: Final = 40  # its consecutive sentences; texts are made inside one block, which is trained on or held out

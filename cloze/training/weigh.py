@@ -15,8 +15,6 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from cloze.command import run
 from cloze.options import Command
 
-__all__ = ["main"]
-
 
 class WeighOptions(Command):
     """Write a run whose vector is a mean in which a token counts less the more often it occurs in your text."""

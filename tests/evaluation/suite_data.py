@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from cloze.training.evaluation.task import Subject
 
-__all__ = ["embed", "numbers", "text"]
-
 
 def embed(texts: Sequence[str]) -> NDArray[np.float32]:
     """The vector of `1 0 -2` is (1, 0, -2)."""

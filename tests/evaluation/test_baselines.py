@@ -11,7 +11,8 @@ from suite_data import numbers
 from transformers import set_seed
 
 from cloze.training.errors import RunError
-from cloze.training.evaluation.sts import Pairs, spearman
+from cloze.training.evaluation.measures import Pairs
+from cloze.training.evaluation.sts import spearman
 from cloze.training.evaluation.suites.baselines import BaselineTask, pooled_layers
 from cloze.training.evaluation.suites.own import ScoredPairsTask
 from cloze.training.evaluation.suites.space import AnisotropyTask

@@ -13,14 +13,13 @@ from data_folder import DATA
 from numpy.typing import NDArray
 
 from cloze.training.errors import CorpusError
-from cloze.training.evaluation.measures import cosines, rank_correlation
+from cloze.training.evaluation.measures import Pairs, cosines, rank_correlation
 from cloze.training.evaluation.sts import (
     COUNTS,
     DEV_TASKS,
     FILES,
     PARTS,
     STS_TASKS,
-    Pairs,
     average,
     find_downstream,
     load_pairs,

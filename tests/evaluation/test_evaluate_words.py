@@ -9,7 +9,8 @@ from torch import nn
 
 from cloze.command import run as run_command
 from cloze.training import evaluate
-from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, Pairs, spearman
+from cloze.training.evaluation.measures import Pairs
+from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, spearman
 from cloze.training.evaluation.suites.sts import StsTask
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm

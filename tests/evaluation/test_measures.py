@@ -5,8 +5,7 @@ import pytest
 from suite_data import numbers, text
 
 from cloze.training.errors import EncoderError
-from cloze.training.evaluation.measures import alignment, mean_interval, rank_correlation, uniformity, units
-from cloze.training.evaluation.sts import Pairs
+from cloze.training.evaluation.measures import Pairs, alignment, mean_interval, rank_correlation, uniformity, units
 from cloze.training.evaluation.suites.neighbours import NeighbourTask
 from cloze.training.evaluation.suites.space import SpaceTask, anisotropy, cosines_by_gold
 from cloze.training.evaluation.suites.sts import StsTask

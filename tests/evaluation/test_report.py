@@ -14,11 +14,11 @@ import pytest
 from patience import PATIENCE
 from suite_data import numbers, text
 
+from cloze.training.evaluation.measures import Pairs
 from cloze.training.evaluation.report.contents import Figure, Gap
 from cloze.training.evaluation.report.plots import speed_plot, training_curves
 from cloze.training.evaluation.report.tables import baseline_table, published
 from cloze.training.evaluation.report.write import build_report, write_report
-from cloze.training.evaluation.sts import Pairs
 from cloze.training.evaluation.suites.maps import PairMapTask, WordMapTask, kinds_of
 from cloze.training.evaluation.suites.neighbours import NeighbourTask
 from cloze.training.evaluation.suites.space import SpaceTask

@@ -15,8 +15,8 @@ from suite_data import embed, numbers, text
 from cloze.encoding.errors import ClozeError, OptionError
 from cloze.training.errors import CorpusError, RunError, ServerError
 from cloze.training.evaluate import main as evaluate
+from cloze.training.evaluation.measures import Pairs
 from cloze.training.evaluation.options import NAMES, OWN
-from cloze.training.evaluation.sts import Pairs
 from cloze.training.evaluation.suites import SUITES, load_suites
 from cloze.training.evaluation.suites.cost import PASSES, CostTask
 from cloze.training.evaluation.suites.own import DuplicateTask, LabelTask, ScoredPairsTask, TripletTask

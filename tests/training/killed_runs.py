@@ -15,7 +15,6 @@ from cloze.training.loop.callbacks import Journal
 from cloze.training.recipes.recipe import Recipe
 from cloze.training.run_folder import Run
 
-__all__ = ["assert_same_weights", "fit", "fit_until_killed", "killed_at", "log"]
 UNLIKE = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
 
 

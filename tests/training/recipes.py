@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from cloze.training.recipes.command import recipe_of
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["arguments", "load_recipe"]
-
 
 def arguments(keys: Mapping[str, object]) -> list[str]:
     """`{"batch_size": 4, "columns": ["a", "b"], "compile": True}` -> `--batch-size 4 --columns a b --compile`"""

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
-__all__ = ["write_repository_graph"]
-
 OUTPUT = "last_hidden_state"
 
 

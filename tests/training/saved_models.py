@@ -13,8 +13,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
 
-__all__ = ["SMALL", "edit", "model_of", "own_vectors", "saved", "unit"]
-
 PROMPTS = {"query": "find: ", "passage": "it says: "}
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

@@ -37,8 +37,6 @@ from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import ADAPTED, Run, provenance_of_encoder
 
-__all__ = ["adapt"]
-
 LABEL_FILE: Final = "label.csv"
 DOCUMENTS_FILE: Final = "documents.jsonl"
 FOLDER: Final = "rounds-of-adapt"

@@ -20,8 +20,6 @@ from cloze.training.bar import bar, console
 from cloze.training.data.corpus import read_lines, read_records
 from cloze.training.errors import CorpusError
 
-__all__ = ["TEXT_FILES", "Document", "read_documents"]
-
 PASSAGE_WORDS: Final = 200
 TEXT_FILES: Final = (".txt", ".md", ".markdown", ".html", ".htm")
 TABLES: Final = (".csv", ".tsv", ".jsonl", ".parquet")

@@ -18,8 +18,6 @@ from cloze.training.data.lexical import Lexical, beside
 from cloze.training.evaluation.measures import Embed, nearest
 from cloze.training.evaluation.search import rankings, search_metrics
 
-__all__ = ["HeldOutQueries", "best_lexical_weight"]
-
 NEAREST: Final = 10  # documents of a query by cosine, and as many by its words
 LEXICAL_WEIGHTS: Final = (0.2, 0.1, 0.3, 0.5)  # of equal ones the first
 

@@ -27,8 +27,6 @@ from cloze.training.errors import CorpusError
 from cloze.training.evaluation.own_data import TRUTH
 from cloze.training.evaluation.search import load_collection
 
-__all__ = ["Judgements", "read_pairs"]
-
 KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns, the first that are all there
     "scored": (("query", "document", "score"), ("query", "document", "label"), ("sentence1", "sentence2", "label")),
     "pairs": (

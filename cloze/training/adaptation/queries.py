@@ -12,8 +12,6 @@ from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[impo
 from cloze.training.data.lexical import lower_words
 from cloze.training.texts import query_of
 
-__all__ = ["QueryMaker", "sentences_of"]
-
 ENDS: Final = re.compile(r"(?<=[.!?;:])\s+")
 FEWEST_WORDS: Final = 4  # of a sentence; a shorter one is a heading or a list's number
 MOST_WORDS: Final = 40  # of a query

@@ -38,8 +38,6 @@ from cloze.training.recipes.command import load_recipe
 from cloze.training.recipes.recipe import Recipe
 from cloze.training.run_folder import Run
 
-__all__ = ["DOCUMENT", "Rounds", "fast", "loaded", "made_queries", "searching"]
-
 BATCH: Final = 24
 MADE_SHARE: Final = 1 / 2  # of a batch, if there are judged queries
 ROWS: Final = 8  # of each judged query: its documents, again where it has fewer

@@ -29,8 +29,6 @@ from cloze.training.bar import bar
 from cloze.training.data.stored_rows import ChosenRows, Row, StoredRows, places_of
 from cloze.training.errors import CorpusError
 
-__all__ = ["Corpus", "Row", "check_not_read", "files_of", "finite_score", "read_corpus", "read_lines", "read_records"]
-
 
 @dataclass
 class Corpus:

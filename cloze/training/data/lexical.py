@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from cloze.training.bar import bar
 from cloze.training.data.words import words_of
 
-__all__ = ["Lexical", "beside", "lower_words"]
-
 NO_WORD: Final = ""  # stands in a document that has no word
 FLAT: Final = 1e-9  # a standard deviation of BM25 where no word of the query is in a document
 

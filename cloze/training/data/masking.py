@@ -8,8 +8,6 @@ from tokenizers.models import WordPiece
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-__all__ = ["continuing_prefix", "mask_tokens", "maskable_tokens"]
-
 _MASKED, _RANDOM = 0.8, 0.1
 
 

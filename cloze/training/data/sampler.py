@@ -18,15 +18,6 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from cloze.training.errors import CorpusError
 
-__all__ = [
-    "DistinctSampler",
-    "EpochSampler",
-    "LengthGroupedSampler",
-    "RandomSampler",
-    "WeightedSampler",
-    "WholeBatches",
-]
-
 
 class EpochSampler(Sampler[int]):
     """Every index below `size` once, in an order drawn from the epoch's generator."""

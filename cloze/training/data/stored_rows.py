@@ -12,8 +12,6 @@ from typing import Any, Final, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ChosenRows", "Row", "StoredRows", "places_of"]
-
 Row = tuple[str, ...]
 
 BATCH: Final = 10_000  # rows

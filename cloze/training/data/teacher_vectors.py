@@ -21,8 +21,6 @@ from torch.nn.functional import normalize
 from cloze.training.bar import bar
 from cloze.training.errors import CorpusError
 
-__all__ = ["HELD", "TeacherVectors"]
-
 SPACE: Final = b"embedding_space"  # key of a file's metadata
 EMBEDDING: Final = "embedding"
 BATCH: Final = 8192  # rows

@@ -5,8 +5,6 @@ from unicodedata import normalize
 
 import regex  # type: ignore[import-untyped]
 
-__all__ = ["words_of"]
-
 WORD: Final = regex.compile(r"[\w\p{N}]+")  # `re` leaves out the vowel signs of Devanagari, Tamil and other scripts
 
 

@@ -11,8 +11,6 @@ from pydantic_settings import CliPositionalArg
 from cloze.command import run
 from cloze.options import Command
 
-__all__ = ["main"]
-
 
 class CalibrateOptions(Command):
     """Learn from judged pairs what a cosine of a bundle means, and add the curve to the bundle."""

@@ -14,8 +14,6 @@ from cloze.training.evaluation.suites.probes import FAR
 from cloze.training.evaluation.tables import digits, machine_note, markdown_table
 from cloze.training.evaluation.task import search_columns
 
-__all__ = ["with_figures", "with_section", "write_figures", "write_section"]
-
 TITLE: Final = "Figures"
 SECTIONS: Final = {
     "pairs": "Own pairs: correlations ×100, or average precision ×100 and the best F1 ×100.",

@@ -29,8 +29,6 @@ from cloze.training.evaluation.own_data import load_label_sets, load_labels
 from cloze.training.evaluation.tables import markdown_table
 from cloze.training.model.graph_encoder import GraphEncoder
 
-__all__ = ["KEPT", "abstention_threshold", "fitted", "learnt", "write"]
-
 LEAST: Final = 8  # texts of each label, and without it where a text may have several
 FOLDS: Final = 5
 PENALTIES: Final = tuple(4.0**power / 1024 for power in range(6))  # scikit-learn's C, the inverse of the penalty

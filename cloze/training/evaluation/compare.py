@@ -25,8 +25,6 @@ from cloze.training.evaluation.suites import load_suites
 from cloze.training.evaluation.tables import digits, print_table
 from cloze.training.evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
 
-__all__ = ["Difference", "compare", "compared", "draws"]
-
 Draws: TypeAlias = NDArray[np.float64]
 INTERVAL: Final = (2.5, 97.5)  # percentiles
 MEAN: Final = "mean"  # of the tasks of a suite, where it has several

@@ -29,8 +29,6 @@ from cloze.training.evaluation.sts import is_benchmark, load_pairs
 from cloze.training.evaluation.tables import markdown_table
 from cloze.training.model.graph_encoder import GraphEncoder
 
-__all__ = ["calibrate", "calibration_error", "fitted"]
-
 LEAST: Final = 100  # pairs, of each label where there are labels
 FOLDS: Final = 5
 BINS: Final = 10  # of the calibration error

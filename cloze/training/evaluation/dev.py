@@ -30,8 +30,6 @@ from cloze.training.evaluation.own_data import (
 from cloze.training.evaluation.search import load_collection, search_score
 from cloze.training.evaluation.sts import is_benchmark, load_pairs, spearman
 
-__all__ = ["DevData"]
-
 KINDS: Final = (
     "sentence1, sentence2 and score; sentence1, sentence2 and label; anchor, positive and negative; "
     "or the path of a folder to search, in BEIR's layout"

@@ -14,8 +14,6 @@ from cloze.training.evaluation.suites import load_suites
 from cloze.training.evaluation.tables import figures, machines, show
 from cloze.training.evaluation.task import Score, ScoreCache, score_tasks
 
-__all__ = ["evaluate"]
-
 
 def evaluate(options: EvaluateOptions) -> None:
     """Score what the options name. Raises ClozeError."""

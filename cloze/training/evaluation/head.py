@@ -14,8 +14,6 @@ from cloze.encoding.errors import OptionError
 from cloze.encoding.heads import HEAD_FOLDER, HEAD_NAME
 from cloze.options import Command
 
-__all__ = ["main"]
-
 
 class HeadOptions(Command):
     """Learn to answer with labels, from labelled texts, and add the head to the bundle."""

@@ -13,21 +13,6 @@ from numpy.typing import NDArray
 
 from cloze.training.errors import EncoderError
 
-__all__ = [
-    "Embed",
-    "Pairs",
-    "alignment",
-    "average_precision",
-    "cosines",
-    "cosines_of",
-    "in_columns",
-    "mean_interval",
-    "nearest",
-    "rank_correlation",
-    "uniformity",
-    "units",
-]
-
 Embed: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts (n) -> vectors (n, d)."""
 

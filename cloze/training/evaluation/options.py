@@ -10,21 +10,6 @@ from cloze.encoding.bundle import Precision
 from cloze.encoding.template import TEXT, PoolingMode
 from cloze.options import Command
 
-__all__ = [
-    "DEFAULT",
-    "HELP",
-    "NAMES",
-    "NOT_COMPARED",
-    "OWN",
-    "PREFIXES",
-    "RELATIONS",
-    "CompareOptions",
-    "EvaluateOptions",
-    "ModelOptions",
-    "ScoringOptions",
-    "TemplateOptions",
-]
-
 NAMES: Final = (  # of the suites
     *("sts", "retrieval", "neighbours", "pairs", "triplets", "labels", "probes", "space", "maps"),
     *("transfer", "transfer-fast", "cost", "baselines"),

@@ -21,19 +21,6 @@ from cloze.training.data.corpus import read_records
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import Embed, Pairs, in_columns, units
 
-__all__ = [
-    "TRIPLETS",
-    "TRUTH",
-    "Triplets",
-    "columns_of",
-    "load_duplicates",
-    "load_label_sets",
-    "load_labels",
-    "load_triplets",
-    "shares_right",
-    "triplet_margins",
-]
-
 Triplets: TypeAlias = list[tuple[str, str, str]]
 """Anchor, positive and negative."""
 

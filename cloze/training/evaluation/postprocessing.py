@@ -13,19 +13,6 @@ from cloze.encoding.text import TextEncoder
 from cloze.training.data.masking import continuing_prefix
 from cloze.training.model.encoder import SentenceEncoder
 
-__all__ = [
-    "EPOCHS",
-    "FEWEST_STATES",
-    "FREQUENT",
-    "Flow",
-    "Removal",
-    "fit_flow",
-    "flow_vectors",
-    "static_averages",
-    "whiten",
-    "wk_pooling",
-]
-
 SMALLEST: Final = 1e-12  # singular value, relative to the largest, of a direction that is kept
 
 LEVELS: Final = 3

@@ -11,21 +11,6 @@ from typing import Final, TypeAlias
 
 from numpy.random import Generator
 
-__all__ = [
-    "Rewritten",
-    "Rule",
-    "antonym",
-    "is_plain",
-    "misspelt",
-    "negation",
-    "other_name",
-    "other_number",
-    "other_order",
-    "paraphrase",
-    "paraphrases",
-    "swapped_roles",
-]
-
 Rule: TypeAlias = Callable[[str, Generator], str | None]
 Rewritten: TypeAlias = tuple[str, str]
 """A text that says the same, and one that does not."""

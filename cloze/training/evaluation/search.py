@@ -24,16 +24,6 @@ from cloze.training.data.corpus import read_records
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import Embed, nearest, units
 
-__all__ = [
-    "METRICS",
-    "Collection",
-    "find_collections",
-    "load_collection",
-    "rankings",
-    "search_metrics",
-    "search_score",
-]
-
 DEPTH: Final = 1000  # documents that are ranked
 LARGEST_GRADE: Final = 1000  # a larger one is an id, in the wrong column
 METRICS: Final = {  # our name -> trec_eval's

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from cloze.training.bar import bar
 from cloze.training.errors import ServerError
 
-__all__ = ["WAIT", "ServerEncoder", "client_of", "unreachable"]
-
 BUSY: Final = (429, 502, 503, 504)
 LONGEST_WAIT: Final = 60.0  # seconds between two attempts
 ABSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)

@@ -20,23 +20,6 @@ from cloze.training.data.corpus import finite_score, read_lines, read_records
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import Embed, Pairs, cosines_of, rank_correlation
 
-__all__ = [
-    "COUNTS",
-    "DEV_TASKS",
-    "STS_TASKS",
-    "Pairs",
-    "average",
-    "cosines_of",
-    "find_downstream",
-    "is_benchmark",
-    "load_pairs",
-    "load_parts",
-    "load_semeval",
-    "load_tasks",
-    "present",
-    "spearman",
-]
-
 LAYOUTS: Final = ("senteval/downstream", "downstream", ".")
 
 Row: TypeAlias = tuple[str, str, object]

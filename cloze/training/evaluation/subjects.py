@@ -20,8 +20,6 @@ from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.masked_words import MaskedWords
 from cloze.training.model.pretrained import fastest_device
 
-__all__ = ["fitting", "is_server", "subjects"]
-
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 SEARCH_TEMPLATES = ("query_template", "document_template")
 

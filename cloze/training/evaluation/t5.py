@@ -22,8 +22,6 @@ from cloze.training.data.corpus import read_records
 from cloze.training.errors import CorpusError, EncoderError
 from cloze.training.model.encoder import loading
 
-__all__ = ["Example", "TemplateWriter", "read_definitions"]
-
 ROWS: Final = 128  # sequences that pass through the decoder at once
 SENTINELS: Final = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")
 

@@ -16,8 +16,6 @@ from rich.table import Table
 from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, average
 from cloze.training.evaluation.task import SEARCH, Score, search_columns
 
-__all__ = ["digits", "figures", "machine_note", "machines", "markdown_table", "print_table", "show"]
-
 KNOWN: Final = {*STS_TASKS, *DEV_TASKS}
 DECIMALS: Final = {"space": 3, "cost": 1}  # of suites whose figures are not x100; the papers print 3 for the space
 BY_METRIC: Final = ("baselines",)  # suites with the same many metrics for each set

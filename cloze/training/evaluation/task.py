@@ -27,20 +27,6 @@ from cloze.training.bar import bar
 from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import Embed, average_precision, rank_correlation
 
-__all__ = [
-    "MEASURES",
-    "SEARCH",
-    "Items",
-    "Score",
-    "ScoreCache",
-    "Subject",
-    "Task",
-    "best_f1",
-    "measured",
-    "score_tasks",
-    "search_columns",
-]
-
 SEARCH: Final = " nDCG@10"  # ends the name of a collection's figure
 
 Numbers: TypeAlias = Sequence[float] | NDArray[Any]

@@ -17,24 +17,13 @@ from cloze.training.bar import bar, console
 from cloze.training.data.corpus import read_lines
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import CorpusError, EncoderError
+from cloze.training.evaluation.measures import Pairs
 from cloze.training.evaluation.options import PREFIXES, RELATIONS, TemplateOptions
-from cloze.training.evaluation.sts import Pairs, load_pairs, spearman
+from cloze.training.evaluation.sts import load_pairs, spearman
 from cloze.training.evaluation.t5 import TemplateWriter, read_definitions
 from cloze.training.evaluation.tables import digits, print_table
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pretrained import fastest_device
-
-__all__ = [
-    "PREFIXES",
-    "RELATIONS",
-    "Scorer",
-    "greedy",
-    "rank",
-    "read_templates",
-    "related",
-    "search",
-    "wrapped",
-]
 
 ScoreOf: TypeAlias = Callable[[str], float]
 """A template -> how good it is."""

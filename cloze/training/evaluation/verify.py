@@ -35,8 +35,6 @@ from cloze.training.evaluation.measures import Embed, cosines, units
 from cloze.training.evaluation.server import client_of, unreachable
 from cloze.training.model.graph_encoder import GraphEncoder
 
-__all__ = ["Check", "Reference", "Server", "checks", "main", "reference_of"]
-
 Api = Literal["tei", "openai", "cohere"]
 
 PLAIN: Final = (

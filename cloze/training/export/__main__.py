@@ -14,8 +14,6 @@ from pydantic_settings import CliPositionalArg
 from cloze.command import run
 from cloze.training.export.options import BundleOptions
 
-__all__ = ["main"]
-
 
 class ExportOptions(BundleOptions):
     """Export a finished run as a bundle of ONNX graphs, compared with torch and, with --data, scored."""

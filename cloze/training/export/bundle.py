@@ -55,15 +55,6 @@ from cloze.training.model.encoder import SentenceEncoder, weights_digest
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.run_folder import Run
 
-__all__ = [
-    "LARGEST_DIFFERENCE",
-    "LARGEST_LOSS",
-    "LARGEST_SEARCH_LOSS",
-    "export",
-    "make_graph",
-    "write_bundle",
-]
-
 CALIBRATED: Final = 64  # texts; 500 gave the same cosine to torch
 LEAST_CALIBRATED: Final = 8
 CLOSE: Final = 0.995  # mean cosine of int8 to torch

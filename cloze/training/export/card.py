@@ -23,8 +23,6 @@ from cloze.training.errors import RunError
 from cloze.training.hub.sentence_transformer import is_sentence_transformer
 from cloze.training.run_folder import ADAPTED, UNTRAINED, Run
 
-__all__ = ["front_matter", "model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
-
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
 
 MEASURED_LATER = ("scores", "parity", "graphs")

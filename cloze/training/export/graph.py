@@ -26,8 +26,6 @@ from cloze.training.export.layers import BLOCKED, Form, WrittenOut, divided_atte
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pooling import ONE_TOKEN, pool
 
-__all__ = ["fuse", "halve", "tidy", "trace"]
-
 ATTENTION: Final = "cloze_export"
 OPSETS: Final = {"rows": 23, "exact": 23, "fusible": 18, "plain": 18}  # 23 has Attention; the fusions need 18
 SUMMED: Final = ("Div", "ReduceSum", "Sqrt")  # operators of a mean

@@ -26,17 +26,6 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pooling import ONE_TOKEN, pool
 from cloze.training.model.pretrained import BERTS
 
-__all__ = [
-    "BITS",
-    "BLOCKED",
-    "Form",
-    "WrittenOut",
-    "coarse",
-    "divided_attention",
-    "one_row",
-    "writable",
-]
-
 # behind the binary point: of attention, and of states before their mean, whose sums below 2^12 are then exact
 BITS: Final = {"factor": 8, "score": 8, "weight": 9, "state": 12}
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it

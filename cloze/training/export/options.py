@@ -9,8 +9,6 @@ from pydantic_core import PydanticCustomError
 from cloze.encoding.bundle import PRECISIONS, Precision
 from cloze.options import Command
 
-__all__ = ["BundleOptions"]
-
 
 class BundleOptions(Command):
     """What every command that writes a bundle can be asked."""

@@ -10,8 +10,6 @@ from cloze.training.bar import bar
 from cloze.training.model.encoder import SHORT, SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 
-__all__ = ["Difference", "difference", "probes"]
-
 ODD: Final = (
     "",
     "a",

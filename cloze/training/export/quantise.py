@@ -29,16 +29,6 @@ from cloze.training.bar import bar
 from cloze.training.export.graph import tidy
 from cloze.training.model.graph_encoder import session
 
-__all__ = [
-    "WEIGHT_LEVELS",
-    "channel_steps",
-    "codes",
-    "feeds_of",
-    "observe",
-    "quantise",
-    "vocabulary_feeds",
-]
-
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens per text
 TEXTS: Final = 8  # of each length
 TOGETHER: Final = 8  # texts whose activations are multiplied in one product

@@ -43,8 +43,6 @@ from cloze.training.evaluation.measures import units
 from cloze.training.export.card import front_matter, parent_metadata
 from cloze.training.model.graph_encoder import GraphEncoder
 
-__all__ = ["Rows", "distil", "fit", "graph", "measured", "quantised", "vocabulary_vectors"]
-
 A: Final = 1e-3  # of the weights a / (a + p)
 BATCH: Final = 512  # sentences of a step
 EPOCHS: Final = 3

@@ -23,8 +23,6 @@ from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.heads import AdoptedHead
 from cloze.training.model.pretrained import fastest_device, quiet
 
-__all__ = ["LARGEST_DIFFERENCE", "adopted", "refuse_layers_behind", "served"]
-
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from sentence-transformers'
 CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # texts of a model that is only read
 

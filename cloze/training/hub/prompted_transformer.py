@@ -22,8 +22,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
-__all__ = ["PromptedTransformer"]
-
 TEXT, MASK = "[X]", "[MASK]"
 HEAD_FILE, WEIGHTS_FILE = "head.safetensors", "token_weights.safetensors"
 

@@ -27,8 +27,6 @@ from cloze.training.model.encoder import SHORT, SentenceEncoder
 from cloze.training.model.pretrained import quiet
 from cloze.training.model.token_weights import WORD_WEIGHTS_FILE, TokenWeights
 
-__all__ = ["LARGEST_DIFFERENCE", "check_words_only", "is_sentence_transformer", "saved_settings", "write"]
-
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from torch's
 ADOPT: Final = "make a bundle of it with `cloze adopt`"
 CODE: Final = Path(__file__).parent / "prompted_transformer.py"

@@ -22,8 +22,6 @@ from transformers import (
 from cloze.training.bar import console
 from cloze.training.run_folder import Run
 
-__all__ = ["Interrupt", "Journal", "OwnDropout", "Patience", "Progress", "Seldom"]
-
 SAVE_SECONDS: Final = 300  # between checkpoints, which hold the weights three times
 UNSHOWN = ("epoch", "total_flos")
 

@@ -15,8 +15,6 @@ from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
 from cloze.training.methods.objective import Objective
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["dry_run"]
-
 STEPS: Final = 2
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from cloze.training.methods.contrastive import Contrastive
 from cloze.training.model.views import Pass, View, trimmed
 
-__all__ = ["backward_in_chunks"]
-
 
 class _Chunk(NamedTuple):
     """Some rows of a view, and the pass that they go through."""

@@ -28,8 +28,6 @@ from cloze.training.model.pretrained import has_bf16
 from cloze.training.recipes.methods import RankingRecipe, ScoredRecipe
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["check_ranking_devices", "chooser_of", "for_this_machine", "prepare"]
-
 GPU_WORKERS: Final = 2  # processes that tokenise: a GPU would wait for this one
 FEWEST_STEPS: Final = 50  # fewer change little
 SMALLEST_BATCH: Final = 8  # that is proposed: a smaller one has too few negatives

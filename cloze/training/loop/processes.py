@@ -13,8 +13,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 from cloze.machine import mallopt
 from cloze.training.errors import RunError
 
-__all__ = ["check_shared", "keep_memory", "processes", "restarts_itself"]
-
 M_TRIM_THRESHOLD: Final = -1  # glibc's mallopt(3)
 M_MMAP_MAX: Final = -4
 LARGEST: Final = 2**31 - 1

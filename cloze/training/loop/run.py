@@ -37,8 +37,6 @@ from cloze.training.recipes.command import FitOptions, load_recipe
 from cloze.training.recipes.recipe import Recipe, to_toml
 from cloze.training.run_folder import Run
 
-__all__ = ["fit", "resume", "train"]
-
 PARENT: Final = "parent"  # of a log entry: the dev figures of the encoder as it is served by itself
 COSINE_DISTANCE: Final = f"{HELD_OUT}cosine_distance"
 

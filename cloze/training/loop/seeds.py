@@ -17,8 +17,6 @@ from cloze.training.errors import RecipeError, RunError
 from cloze.training.recipes.recipe import LARGEST_SEED, Recipe
 from cloze.training.run_folder import Run
 
-__all__ = ["SeedRuns", "parse_seeds", "summary"]
-
 SUMMARY = "seeds.json"
 
 

@@ -19,8 +19,6 @@ from cloze.training.errors import RunError
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import Run, parent_name
 
-__all__ = ["average", "averaged", "mean_of"]
-
 
 def average(
     runs: Sequence[Path],

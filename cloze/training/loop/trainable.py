@@ -15,8 +15,6 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from cloze.training.errors import RecipeError
 
-__all__ = ["Thaw", "add_lora", "first_layers", "freeze_embeddings", "merge_lora"]
-
 
 def freeze_embeddings(backbone: PreTrainedModel) -> None:
     """Freeze the embeddings of words, positions and types, and their layer norm."""

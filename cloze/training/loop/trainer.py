@@ -32,8 +32,6 @@ from cloze.training.methods.objective import Objective
 from cloze.training.model.pretrained import quiet
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["DEV", "HELD_OUT", "ObjectiveTrainer", "training_arguments"]
-
 DEV, HELD_OUT = "eval_dev_", "eval_held_out_"  # before the names of figures in the log
 TRACKERS = ("wandb", "mlflow")  # the Trainer sends its log there; TensorBoard's is the run folder's own
 

@@ -17,8 +17,6 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.token_weights import TokenWeights
 from cloze.training.run_folder import Run, provenance_of_encoder, with_sources
 
-__all__ = ["weigh"]
-
 KEPT: Final = ("parent", "recipe", "data", "commit", "seeds", "rows", "versions")  # of a run's provenance
 ROWS: Final = 1024  # of the corpus, tokenised together
 

@@ -4,8 +4,6 @@ from importlib import import_module
 
 from cloze.training.methods.objective import Objective
 
-__all__ = ["objective_of"]
-
 
 def objective_of(method: str) -> type[Objective]:
     """The class that trains by a method, of the names that recipes give."""

@@ -30,8 +30,6 @@ from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.views import Pass, View, encode_trimmed
 from cloze.training.recipes.methods import BatchRecipe, PairsRecipe
 
-__all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
-
 TEXTS: Final = 4096  # embedded at once: enough that the texts of a batch have similar lengths
 
 VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives

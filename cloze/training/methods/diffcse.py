@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from cloze.training.data.corpus import Row
+from cloze.training.data.stored_rows import Row
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods.contrastive import Contrastive, projection
 from cloze.training.methods.edits import Edited, Editor
@@ -29,8 +29,6 @@ from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pretrained import word_embeddings
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import DiffCSERecipe, EditKind
-
-__all__ = ["DiffCSE"]
 
 VIEWS: Final = ("first", "second")
 COMPARED: Final = "edited"  # the view of the edited sentences, where they are positives or negatives

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloze.training.bar import bar, console
-from cloze.training.data.corpus import Corpus, Row
+from cloze.training.data.corpus import Corpus
+from cloze.training.data.stored_rows import Row
 from cloze.training.data.teacher_vectors import TeacherVectors
 from cloze.training.encoder_source import keeps_reading
 from cloze.training.errors import RecipeError
@@ -33,8 +34,6 @@ from cloze.training.model.attention import train_on_cpu
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import DistillRecipe
-
-__all__ = ["Distill"]
 
 COSINE_WEIGHT: Final = 5.0  # of the loss, beside a divergence of weight 1
 

@@ -19,8 +19,6 @@ from cloze.training.model.pretrained import word_embeddings
 from cloze.training.model.views import trimmed
 from cloze.training.recipes.methods import EditKind, Guessing
 
-__all__ = ["Edited", "Editor"]
-
 
 class Edited(NamedTuple):
     """A batch of edited sentences, all (n, L). `labels` are 1 where the discriminator should find an edit.

@@ -16,8 +16,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from cloze.training.evaluation.measures import Embed
 
-__all__ = ["average_gradients", "gather", "many", "of_first", "own", "rank_and_count", "shared", "totals", "wait"]
-
 
 def many() -> bool:
     """Whether this is one of several processes."""

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 
 from cloze.training.bar import bar
-from cloze.training.data.corpus import Row
+from cloze.training.data.stored_rows import Row
 from cloze.training.evaluation.measures import alignment, uniformity
 from cloze.training.methods.gather import rank_and_count
 from cloze.training.methods.objective import Objective
-
-__all__ = ["HeldOut"]
 
 SPREAD_ROWS: Final = 1000  # at most, whose alignment and uniformity are computed: uniformity compares every two
 

@@ -10,24 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "SELF_GUIDED",
-    "corrected_words",
-    "cosent",
-    "cosine_distance",
-    "cosine_matrix",
-    "cosine_similarity",
-    "edit_detection",
-    "false_negatives",
-    "info_nce",
-    "opt1",
-    "opt2",
-    "opt3",
-    "parameter_drift",
-    "ranking_divergence",
-    "similarity_divergence",
-]
-
 ROUNDING: Final = 1e-6  # of a cosine in fp32
 
 

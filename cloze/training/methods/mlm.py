@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from cloze.training.data.corpus import Row
 from cloze.training.data.masking import mask_tokens, maskable_tokens
+from cloze.training.data.stored_rows import Row
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods.gather import totals
 from cloze.training.methods.objective import Objective
@@ -22,8 +22,6 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead, save_masked_lm
 from cloze.training.model.views import View, trimmed, view
 from cloze.training.recipes.methods import MLMRecipe
-
-__all__ = ["MLM"]
 
 
 class MLM(Objective):

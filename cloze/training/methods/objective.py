@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from cloze.training.data.corpus import Corpus, Row
+from cloze.training.data.corpus import Corpus
+from cloze.training.data.stored_rows import Row
 from cloze.training.errors import RecipeError
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View
 from cloze.training.recipes.recipe import Recipe
-
-__all__ = ["Objective"]
 
 
 class Objective(nn.Module, ABC):

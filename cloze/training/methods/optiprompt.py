@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from cloze.training.bar import console
-from cloze.training.data.corpus import Row
+from cloze.training.data.stored_rows import Row
 from cloze.training.methods.contrastive import Contrastive, transform
 from cloze.training.methods.losses import info_nce
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import OptiPromptRecipe
-
-__all__ = ["OptiPrompt"]
 
 
 class OptiPrompt(Contrastive):

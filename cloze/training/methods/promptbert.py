@@ -10,13 +10,11 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cloze.training.data.corpus import Row
+from cloze.training.data.stored_rows import Row
 from cloze.training.methods.contrastive import VIEWS, FromPairs, loss_head
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import PromptBERTRecipe
-
-__all__ = ["PromptBERT"]
 
 
 class PromptBERT(FromPairs):

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloze.encoding.bundle import SEARCH_NAMES
-from cloze.training.data.corpus import Corpus, Row, read_corpus
+from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.lexical import Lexical, beside
+from cloze.training.data.stored_rows import Row
 from cloze.training.evaluation.measures import units
 from cloze.training.hub.adoption import served
 from cloze.training.methods.losses import cosine_matrix, ranking_divergence
@@ -37,8 +38,6 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import RankingRecipe
-
-__all__ = ["EmbedAs", "Ranking", "read_documents", "search_embed"]
 
 DEPTH: Final = 30  # documents that the judge ranks first, of which candidates are drawn
 

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from cloze.training.data.corpus import Row
+from cloze.training.data.stored_rows import Row
 from cloze.training.methods.contrastive import VIEWS, Contrastive
 from cloze.training.methods.losses import cosent, cosine_similarity
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import ScoredRecipe
-
-__all__ = ["Scored"]
 
 
 class Scored(Contrastive):

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from cloze.training.data.corpus import Row
+from cloze.training.data.stored_rows import Row
 from cloze.training.errors import RecipeError
 from cloze.training.methods.contrastive import Contrastive
 from cloze.training.methods.losses import SELF_GUIDED, parameter_drift
@@ -18,8 +18,6 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pooling import pool
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import SGRecipe
-
-__all__ = ["SG"]
 
 
 class SG(Contrastive):

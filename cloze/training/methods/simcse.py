@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.text import TextEncoder
-from cloze.training.data.corpus import Row
 from cloze.training.data.masking import mask_tokens, maskable_tokens
+from cloze.training.data.stored_rows import Row
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods.contrastive import VIEWS, FromPairs, loss_head
 from cloze.training.methods.gather import totals
@@ -22,8 +22,6 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.views import Pass, View, view
 from cloze.training.recipes.methods import DropoutRecipe
-
-__all__ = ["SimCSE"]
 
 
 class MaskedWordLoss(nn.Module):

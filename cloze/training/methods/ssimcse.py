@@ -28,8 +28,6 @@ from cloze.training.model.pretrained import quiet
 from cloze.training.model.views import View
 from cloze.training.recipes.methods import Distribution, SSimCSERecipe
 
-__all__ = ["Dropouts", "SSimCSE", "SampledDropout", "draw_rates"]
-
 _HIGHEST: Final = 0.99  # beta reaches 1, which would leave nothing of a row
 _ATTENTION: Final = "sampled_dropout"
 

@@ -25,8 +25,6 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.pretrained import fastest_device
 
-__all__ = ["by_itself", "embed_of", "embedded", "embedded_list", "parts", "read_by_itself"]
-
 TEXTS: Final = 8192  # in one file, or looked up at once
 SHOWN: Final = 256  # texts between two moves of the progress bar
 

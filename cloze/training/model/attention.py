@@ -15,8 +15,6 @@ from transformers.masking_utils import sdpa_mask
 
 from cloze.training.model.pretrained import quiet
 
-__all__ = ["train_on_cpu"]
-
 LONGEST: Final = 256  # tokens; for longer texts the fused kernel is as fast, and needs less memory
 _ATTENTION: Final = "bf16_training"
 

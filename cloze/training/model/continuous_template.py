@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.text import TextEncoder
 
-__all__ = ["CONTINUOUS_FILE", "ContinuousTemplate"]
-
 CONTINUOUS_FILE = "template.safetensors"
 
 

@@ -35,8 +35,6 @@ from cloze.training.model.pooling import pool
 from cloze.training.model.pretrained import quiet, word_embeddings
 from cloze.training.model.token_weights import WEIGHTS_FILE, TokenWeights
 
-__all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "weights_digest"]
-
 SHORT: Final = 1e-3  # of the longest vector: the direction of a shorter one is noise
 LEAST_COSINES: Final = {"fp32": 0.9999, "int8": 0.98}  # between a graph's vectors and those of its weights
 _CPU_TOKENS = 2048  # the activations of a batch stay in the caches: 1.5 times as fast as 8192

@@ -13,8 +13,6 @@ from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from cloze.encoding.text import TextEncoder, token_batches
 from cloze.training.bar import bar
 
-__all__ = ["GraphEncoder", "session"]
-
 
 class GraphEncoder:
     """A graph, its text encoder and those of the named templates."""

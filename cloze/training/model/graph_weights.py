@@ -20,8 +20,6 @@ from cloze.encoding.bundle import GRAPHS, Bundle, Precision
 from cloze.training.errors import EncoderError
 from cloze.training.model.pretrained import BERTS
 
-__all__ = ["ORIGIN", "graph_weights"]
-
 ORIGIN: Final = "give the run or the encoder that it came from"
 READABLE: Final[tuple[Precision, ...]] = ("fp32", "int8")  # in order of preference
 PREFIX: Final = "read.encoder.backbone."

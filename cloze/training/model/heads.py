@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-__all__ = ["HEAD_FILE", "AdoptedHead", "HeadKind", "ProjectionHead"]
-
 HEAD_FILE = "head.safetensors"
 
 HeadKind = Literal["tanh", "transform"]

@@ -22,8 +22,6 @@ from cloze.training.errors import EncoderError
 from cloze.training.model.encoder import SentenceEncoder, loading
 from cloze.training.model.pretrained import fastest_device, quiet, word_embeddings
 
-__all__ = ["MaskedHead", "MaskedWords", "load_masked_lm", "save_masked_lm"]
-
 ROWS: Final = 128  # texts whose scores over the whole vocabulary are held at once
 
 

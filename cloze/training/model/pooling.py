@@ -8,8 +8,6 @@ from torch import Tensor
 
 from cloze.encoding.template import PoolingMode
 
-__all__ = ["ONE_TOKEN", "pool"]
-
 ONE_TOKEN: Final = ("mask", "cls", "lasttoken")  # modes that read a single token: the last layer needs no other
 
 

@@ -12,8 +12,6 @@ from transformers import PreTrainedModel
 
 from cloze import machine
 
-__all__ = ["BERTS", "fastest_device", "has_bf16", "quiet", "word_embeddings"]
-
 BERTS: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the first are RoBERTas
 
 

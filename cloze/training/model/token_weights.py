@@ -17,8 +17,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-__all__ = ["WEIGHTS_FILE", "WORD_WEIGHTS_FILE", "TokenWeights"]
-
 WEIGHTS_FILE = "token_weights.safetensors"
 WORD_WEIGHTS_FILE = "1_WordWeights/config.json"  # of sentence-transformers
 STEP: Final = 2.0**-12  # weights are multiples of it: fp32 sums thousands of them exactly, in any order

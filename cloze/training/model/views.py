@@ -11,8 +11,6 @@ from torch import Tensor
 
 from cloze.encoding.text import TextEncoder
 
-__all__ = ["Pass", "View", "encode_trimmed", "trimmed", "view"]
-
 View = dict[str, Tensor]  # input_ids and attention_mask, both (n, L), and tensors that a method adds, one row per text
 
 Pass = Callable[[str, View], Tensor]

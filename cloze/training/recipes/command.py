@@ -16,8 +16,6 @@ from cloze.training.errors import RecipeError
 from cloze.training.recipes.methods import RECIPES
 from cloze.training.recipes.recipe import FORMER, PRESETS, Recipe, choose_preset, read_toml, shipped_recipes, validate
 
-__all__ = ["FitOptions", "load_recipe", "recipe_of", "resumed"]
-
 GROUPS: Final[dict[str, tuple[str, ...]]] = {  # titles in the help
     "data": (
         *("corpus", "columns", "weights", "sentences", "min_words", "max_words"),

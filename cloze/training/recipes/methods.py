@@ -12,27 +12,6 @@ from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.encoding.template import PoolingMode
 from cloze.training.recipes.recipe import Positive, Recipe, check_template
 
-__all__ = [
-    "RECIPES",
-    "BatchRecipe",
-    "ContrastiveRecipe",
-    "DiffCSERecipe",
-    "DistillRecipe",
-    "Distribution",
-    "EditKind",
-    "Guessing",
-    "MLMRecipe",
-    "OptiPromptRecipe",
-    "PairsRecipe",
-    "PromptBERTRecipe",
-    "RankingRecipe",
-    "SGRecipe",
-    "SSimCSERecipe",
-    "ScoredRecipe",
-    "SimCSERecipe",
-    "well_formed",
-]
-
 Weight = Annotated[float, Field(ge=0)]
 EditKind = Literal["replace", "insert", "delete"]
 Guessing = Literal["best", "sampled"]

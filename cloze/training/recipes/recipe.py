@@ -24,21 +24,6 @@ from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import PoolingMode, Template
 from cloze.training.errors import RecipeError
 
-__all__ = [
-    "FORMER",
-    "LARGEST_SEED",
-    "PRESETS",
-    "RETIRED",
-    "Positive",
-    "Recipe",
-    "check_template",
-    "choose_preset",
-    "read_toml",
-    "shipped_recipes",
-    "to_toml",
-    "validate",
-]
-
 LARGEST_SEED = 2**31 - 1  # numpy takes twice as much; each of several processes adds to it
 
 Positive = Annotated[int, Field(gt=0)]

@@ -14,8 +14,8 @@ from killed_runs import fit
 from recipes import arguments, load_recipe
 
 from cloze.command import run as run_command
-from cloze.training.data.corpus import Row
 from cloze.training.data.sampler import DistinctSampler
+from cloze.training.data.stored_rows import Row
 from cloze.training.fit import main
 from cloze.training.methods.simcse import SimCSE
 from cloze.training.model.views import View

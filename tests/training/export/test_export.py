@@ -23,9 +23,10 @@ from cloze.training import evaluate
 from cloze.training.encoder_source import encoder_folder, kind_of
 from cloze.training.errors import ExportError, RunError
 from cloze.training.evaluation.card import with_figures
+from cloze.training.evaluation.measures import Pairs
 from cloze.training.evaluation.options import ModelOptions
 from cloze.training.evaluation.search import Collection
-from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, Pairs
+from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS
 from cloze.training.evaluation.subjects import subjects
 from cloze.training.evaluation.suites.cost import CostTask
 from cloze.training.evaluation.suites.retrieval import RetrievalTask

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["Card", "Examples", "Figure", "Gap", "Part", "Report", "Row", "Section", "Table"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -13,8 +13,6 @@ from typing import Final
 from cloze.training.evaluation.report.contents import Examples, Figure, Part, Report, Section, Table
 from cloze.training.evaluation.tables import markdown_table
 
-__all__ = ["markdown", "page"]
-
 PAGE: Final = Template("""<!doctype html>
 <html lang="en">
 <head>

@@ -20,17 +20,6 @@ from cloze.training.evaluation.report.contents import Figure, Gap, Row, Table
 from cloze.training.evaluation.task import Score
 from cloze.training.run_folder import Run
 
-__all__ = [
-    "SPEED",
-    "STYLE",
-    "cosine_histograms",
-    "layer_grid",
-    "pair_map",
-    "speed_plot",
-    "training_curves",
-    "word_map",
-]
-
 SVG: Final = "{http://www.w3.org/2000/svg}"
 HREF: Final = "{http://www.w3.org/1999/xlink}href"
 NAMES: Final = ("ink", "quiet", "line", "surface", "accent", "warm", "third", "fourth")

@@ -11,14 +11,6 @@ from cloze.training.evaluation.report.contents import Card, Examples, Row, Table
 from cloze.training.evaluation.tables import digits
 from cloze.training.evaluation.task import Score
 
-__all__ = [
-    "baseline_table",
-    "beside_papers",
-    "neighbour_examples",
-    "plain_table",
-    "published",
-]
-
 AVERAGED: Final = ("sts", "transfer")  # suites whose rows end with an average
 
 OWN: Final = "This evaluation"

@@ -24,8 +24,6 @@ from cloze.training.evaluation.report.tables import baseline_table, beside_paper
 from cloze.training.evaluation.tables import digits, machine_note
 from cloze.training.evaluation.task import Score
 
-__all__ = ["build_report", "write_report"]
-
 Scores = Mapping[str, Sequence[Score]]
 Shorts = Mapping[str, Mapping[str, float]]
 

@@ -21,8 +21,6 @@ from cloze.training.evaluation.suites import (
 )
 from cloze.training.evaluation.task import Task
 
-__all__ = ["SUITES", "load_suites"]
-
 SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = {
     "sts": sts.tasks,
     "retrieval": retrieval.tasks,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cloze.encoding.errors import ClozeError
 from cloze.encoding.template import PoolingMode
 from cloze.encoding.text import token_batches
-from cloze.training.evaluation.measures import cosines
+from cloze.training.evaluation.measures import Pairs, cosines
 from cloze.training.evaluation.postprocessing import (
     EPOCHS,
     FEWEST_STATES,
@@ -33,13 +33,11 @@ from cloze.training.evaluation.postprocessing import (
     whiten,
     wk_pooling,
 )
-from cloze.training.evaluation.sts import Pairs, load_tasks
+from cloze.training.evaluation.sts import load_tasks
 from cloze.training.evaluation.task import Score, Subject, Task, measured
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pooling import pool
-
-__all__ = ["BaselineTask", "pooled_layers", "tasks"]
 
 TOKENS: Final = 4096  # of a batch
 MODES: Final[tuple[PoolingMode, ...]] = ("mean", "cls", "max")  # of each layer

@@ -17,8 +17,6 @@ from cloze.machine import available_cpus, peak_memory, processor
 from cloze.training.evaluation.sts import load_tasks
 from cloze.training.evaluation.task import Score, Subject, Task
 
-__all__ = ["PASSES", "CostTask", "tasks"]
-
 SENTENCES: Final = 1000
 WARM_UP: Final = 64
 PASSES: Final = 3

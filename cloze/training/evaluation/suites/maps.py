@@ -20,12 +20,10 @@ from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 from sklearn.manifold import TSNE, trustworthiness  # type: ignore[import-untyped]
 
 from cloze.training.data.masking import continuing_prefix
-from cloze.training.evaluation.measures import cosines, units
-from cloze.training.evaluation.sts import Pairs, load_tasks
+from cloze.training.evaluation.measures import Pairs, cosines, units
+from cloze.training.evaluation.sts import load_tasks
 from cloze.training.evaluation.task import Score, Subject, Task
 from cloze.training.model.encoder import SentenceEncoder
-
-__all__ = ["PairMapTask", "WordMapTask", "kinds_of", "tasks"]
 
 SHOWN_PAIRS: Final = 20  # of each kind
 SHOWN_WORDS: Final = 2000

@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.training.errors import CorpusError
-from cloze.training.evaluation.measures import in_columns, units
-from cloze.training.evaluation.sts import Pairs, load_tasks
+from cloze.training.evaluation.measures import Pairs, in_columns, units
+from cloze.training.evaluation.sts import load_tasks
 from cloze.training.evaluation.task import Score, Subject, Task, measured
-
-__all__ = ["NeighbourTask", "tasks"]
 
 DEPTHS: Final = (1, 5, 10)
 POSITIVE: Final = 5.0

@@ -24,7 +24,7 @@ from sklearn.neighbors import KNeighborsClassifier  # type: ignore[import-untype
 from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
-from cloze.training.evaluation.measures import units
+from cloze.training.evaluation.measures import Pairs, cosines_of, units
 from cloze.training.evaluation.own_data import (
     Triplets,
     columns_of,
@@ -34,18 +34,8 @@ from cloze.training.evaluation.own_data import (
     shares_right,
     triplet_margins,
 )
-from cloze.training.evaluation.sts import Pairs, cosines_of, is_benchmark, load_pairs
+from cloze.training.evaluation.sts import is_benchmark, load_pairs
 from cloze.training.evaluation.task import Score, Subject, Task, best_f1, measured
-
-__all__ = [
-    "DuplicateTask",
-    "LabelTask",
-    "ScoredPairsTask",
-    "TripletTask",
-    "label_tasks",
-    "pair_tasks",
-    "triplet_tasks",
-]
 
 FOLDS: Final = 5
 NEIGHBOURS: Final = 5

@@ -26,8 +26,6 @@ from cloze.training.evaluation.measures import Pairs, cosines_of
 from cloze.training.evaluation.own_data import Triplets, shares_right, triplet_margins
 from cloze.training.evaluation.task import Score, Subject, Task, measured
 
-__all__ = ["FAR", "PROBES", "ProbeTask", "make_probes", "tasks"]
-
 Rewrite: TypeAlias = Callable[[str, Generator], rewriting.Rewritten | None]
 
 ITEMS: Final = 300  # of each probe, at most

@@ -12,8 +12,6 @@ from typing import ClassVar
 from cloze.training.evaluation.search import Collection, find_collections, load_collection, rankings, search_metrics
 from cloze.training.evaluation.task import Score, Subject, Task, measured
 
-__all__ = ["RetrievalTask", "tasks"]
-
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     """The collections in the folder `retrieval` of the data, and own ones. Raises CorpusError."""

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-__all__ = ["Problem", "Rows", "fit", "fold_protocol", "nested_protocol", "split_protocol"]
-
 PENALTIES: Final = (1e-5, 1e-4, 1e-3, 1e-2)
 BATCH: Final = 64
 ROUND: Final = 4  # epochs

@@ -18,13 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.training.data.corpus import read_corpus
-from cloze.training.evaluation.measures import alignment, uniformity, units
+from cloze.training.evaluation.measures import Pairs, alignment, uniformity, units
 from cloze.training.evaluation.postprocessing import static_means
-from cloze.training.evaluation.sts import Pairs, load_tasks
+from cloze.training.evaluation.sts import load_tasks
 from cloze.training.evaluation.task import Score, Subject, Task, measured
 from cloze.training.model.encoder import SentenceEncoder
-
-__all__ = ["SpaceTask", "anisotropy", "cosines_by_gold", "tasks"]
 
 THRESHOLD: Final = 4.0
 GOLD_BINS: Final = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))

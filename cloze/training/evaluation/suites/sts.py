@@ -13,10 +13,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, Pairs, cosines_of, load_parts, load_semeval
+from cloze.training.evaluation.measures import Pairs, cosines_of
+from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, load_parts, load_semeval
 from cloze.training.evaluation.task import MEASURES, Score, Subject, Task, measured
-
-__all__ = ["StsTask", "tasks"]
 
 CORRELATIONS = ("spearman", "pearson")
 

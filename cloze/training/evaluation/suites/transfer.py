@@ -26,17 +26,6 @@ from cloze.training.evaluation.sts import find_downstream, present
 from cloze.training.evaluation.suites.senteval import Rows, fold_protocol, nested_protocol, split_protocol
 from cloze.training.evaluation.task import Score, Subject, Task, measured
 
-__all__ = [
-    "COUNTS",
-    "FastTransferTask",
-    "Labelled",
-    "TransferSet",
-    "TransferTask",
-    "fast_tasks",
-    "load_transfer",
-    "tasks",
-]
-
 COUNTS: Final[dict[str, int]] = {
     "MR/rt-polarity.pos": 5331,
     "MR/rt-polarity.neg": 5331,
