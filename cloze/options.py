@@ -7,6 +7,7 @@ import difflib
 import inspect
 import json
 import re
+import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -46,12 +47,15 @@ class Options(BaseSettings):
     """Titles in the help, each with the names of the fields below it; the others stand first, under `options`."""
 
     @classmethod
-    def parse(cls, arguments: Sequence[str], program: str, unless_given: Mapping[str, Any] = {}) -> Self:
-        """Read the command line; for options that it does not set, `unless_given` precedes the defaults.
+    def parse(cls, arguments: Sequence[str] | None, program: str, unless_given: Mapping[str, Any] = {}) -> Self:
+        """Read the command line, which is the process's if it is None.
+
+        For options that it does not set, `unless_given` precedes the defaults.
 
         Raises OptionError, one line that says what to write; words that may be a key are never shown. Ends the process
         after --help.
         """
+        words = sys.argv[1:] if arguments is None else list(arguments)
         titles = {flag(name): title for title, names in cls.groups.items() for name in names}
         try:
             source = CliSettingsSource[Any](
@@ -60,9 +64,9 @@ class Options(BaseSettings):
                 add_argument_method=partial(_add_argument, titles, {}),
                 parse_args_method=partial(_parse_arguments, bool(titles)),
             )
-            return cls(_cli_settings_source=source(args=list(arguments)), **unless_given)
+            return cls(_cli_settings_source=source(args=words), **unless_given)
         except SettingsError as error:
-            raise OptionError(cls._explain_usage(str(error).removeprefix("error parsing CLI: "), arguments)) from None
+            raise OptionError(cls._explain_usage(str(error).removeprefix("error parsing CLI: "), words)) from None
         except ValidationError as error:  # it holds every value
             raise OptionError("; ".join(map(cls._explain, error.errors()))) from None
 
@@ -107,19 +111,6 @@ class Options(BaseSettings):
             return f"{cls.called(name)} is missing: {meaning.rstrip('.')}"
         problem = detail["msg"][0].lower() + detail["msg"][1:]
         return f"{cls.called(name)} is {detail['input']!r:.200}: {problem} ({meaning.rstrip('.')})"
-
-
-class Command(Options):
-    """Options that only the command line sets."""
-
-    @classmethod
-    def read(cls, arguments: Sequence[str], program: str) -> Self:
-        """Raises OptionError, one line that says what to write. Ends the process after --help."""
-        for word in arguments:
-            name, _, _ = word.partition("=")
-            if name.startswith("--") and "_" in name:
-                raise OptionError(f"{name} is now written {flag(name[2:])}")
-        return cls.parse(arguments, program)
 
 
 class _Switch(BooleanOptionalAction):

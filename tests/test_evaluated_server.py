@@ -135,7 +135,7 @@ def test_a_service_has_the_figures_of_its_bundle(bundle: Path, service: str, fil
 def test_a_service_searches_with_the_bundles_templates(
     bundle: Path, service: str, files: list[str], collection: str, tmp_path: Path
 ) -> None:
-    (local,), (remote,) = (subjects(path, EvaluateOptions.read([path], "p")) for path in (str(bundle), service))
+    (local,), (remote,) = (subjects(path, EvaluateOptions.parse([path], "p")) for path in (str(bundle), service))
     for kind in ("embed", "embed_queries", "documents"):
         np.testing.assert_allclose(unit(getattr(local, kind)(TEXTS)), unit(getattr(remote, kind)(TEXTS)), atol=1e-5)
     assert not np.allclose(local.embed(TEXTS), local.embed_queries(TEXTS), atol=1e-3)
@@ -151,9 +151,9 @@ def test_a_key_that_cannot_be_read_is_named(service: str, tmp_path: Path) -> Non
     with pytest.raises(
         OptionError, match=r"--key-file .*keys has to hold one API key of ASCII characters, and nothing else"
     ):
-        next(subjects(service, EvaluateOptions.read([service, "--key-file", str(several)], "p")))
+        next(subjects(service, EvaluateOptions.parse([service, "--key-file", str(several)], "p")))
     with pytest.raises(OptionError, match=r"--key-file .*none cannot be read .* give a file that holds the API key"):
-        next(subjects(service, EvaluateOptions.read([service, "--key-file", str(tmp_path / "none")], "p")))
+        next(subjects(service, EvaluateOptions.parse([service, "--key-file", str(tmp_path / "none")], "p")))
 
 
 def test_a_service_that_is_busy_for_a_moment_is_asked_again(

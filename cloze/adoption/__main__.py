@@ -11,10 +11,10 @@ from pydantic_settings import CliPositionalArg
 from cloze.adoption.hub import model_folder
 from cloze.adoption.modules import graph_file
 from cloze.command import run
-from cloze.options import Command
+from cloze.options import Options
 
 
-class AdoptOptions(Command):
+class AdoptOptions(Options):
     """Make a bundle of a sentence-transformers model, of its onnx/model.onnx. With torch there are more options."""
 
     model: CliPositionalArg[str] = Field(description="folder of a sentence-transformers model, or its hub name")
@@ -26,7 +26,7 @@ class AdoptOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adopt")
+    options = AdoptOptions.parse(arguments, "cloze adopt")
 
     folder = model_folder(options.model, options.revision, graph=True)
     graph_file(folder, options.model)  # without one, it does not help to install onnx

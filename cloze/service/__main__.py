@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from functools import partial
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -36,21 +35,18 @@ class ServeOptions(Settings):
     check: bool = Field(False, description="Check and warm up every bundle, print what would be served, and exit.")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Return 2 where the settings or a bundle cannot be used; one line on stderr says why."""
-    return run(partial(_main, arguments))
-
-
-def _main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError where the settings or a bundle cannot be used."""
+    words = sys.argv[1:] if arguments is None else arguments
     open_descriptors()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
-    named = bool(arguments) and not arguments[0].startswith("-")
-    if named and any(word.partition("=")[0] == "--bundle" for word in arguments[1:]):
-        raise OptionError(f"{arguments[0]} and --bundle name what is served; give one of them")
-    settings = ServeOptions.read(["--bundle", *arguments] if named else arguments)
+    named = bool(words) and not words[0].startswith("-")
+    if named and any(word.partition("=")[0] == "--bundle" for word in words[1:]):
+        raise OptionError(f"{words[0]} and --bundle name what is served; give one of them")
+    settings = ServeOptions.read(["--bundle", *words] if named else words)
     configure_logs(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"bundle": bundle_of(settings.bundle, settings.revision)})
     limit_free_memory()
@@ -118,4 +114,4 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main))

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -19,7 +18,7 @@ from pydantic import Field
 from cloze.command import run
 from cloze.encoding.bundle import Bundle, default_bundle
 from cloze.machine import available_cpus, memory_limit, processor, resident_memory, versions
-from cloze.options import Command
+from cloze.options import Options
 from cloze.service import VERSION
 from cloze.service.__main__ import limit_free_memory
 from cloze.service.inference.session import Session, run_largest
@@ -36,7 +35,7 @@ TOKENS: Final = 32
 Fact = tuple[str, str]
 
 
-class DoctorOptions(Command):
+class DoctorOptions(Options):
     """Show what this machine offers: processor, memory, GPU, versions, and how fast it runs a bundle.
 
     The last line is "ready", or one next step.
@@ -49,13 +48,9 @@ class DoctorOptions(Command):
     provider: ProviderChoice = Field("auto", description="where to run it; auto: CUDA where it is available")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Return 2 where the bundle cannot be served; one line on stderr says why."""
-    return run(partial(_main, arguments))
-
-
-def _main(arguments: Sequence[str]) -> None:
-    options = DoctorOptions.read(arguments, "cloze doctor")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = DoctorOptions.parse(arguments, "cloze doctor")
     for name, value in _facts(options):
         print(f"{name + ':':12}{value}", flush=True)
     print(_verdict(options))
@@ -140,4 +135,4 @@ def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main))

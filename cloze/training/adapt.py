@@ -15,11 +15,11 @@ from pydantic_settings import CliVariadicArg
 
 from cloze.command import run
 from cloze.encoding.bundle import DEFAULT
-from cloze.options import Command, flag
+from cloze.options import Options, flag
 from cloze.training.recipes.recipe import LARGEST_SEED
 
 
-class AdaptOptions(Command):
+class AdaptOptions(Options):
     """Train an encoder on your documents and on queries that they answer, and say whether it became better on them."""
 
     encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
@@ -49,7 +49,7 @@ class AdaptOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = AdaptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adapt")
+    options = AdaptOptions.parse(arguments, "cloze adapt")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.adaptation.adapt import adapt

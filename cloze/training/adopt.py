@@ -27,7 +27,7 @@ class AdoptOptions(BundleOptions):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adopt")
+    options = AdoptOptions.parse(arguments, "cloze adopt")
 
     # huggingface_hub and torch take seconds, for which help and a wrong option need not wait
     from cloze.adoption.hub import model_folder

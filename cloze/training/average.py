@@ -12,10 +12,10 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from cloze.command import run
-from cloze.options import Command
+from cloze.options import Options
 
 
-class AverageOptions(Command):
+class AverageOptions(Options):
     """Write a run whose weights are the mean of those of several runs from one parent, or of runs and their parent."""
 
     runs: CliPositionalArg[list[Path]] = Field(description="finished runs from one parent with one configuration")
@@ -33,7 +33,7 @@ class AverageOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = AverageOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze average")
+    options = AverageOptions.parse(arguments, "cloze average")
 
     from cloze.training.loop.soup import average  # torch takes seconds, for which help and a wrong option need not wait
 

@@ -20,7 +20,7 @@ from cloze.command import run
 from cloze.encoding.bridge import About, Bridge, BridgeKind
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.files import check_new_file
-from cloze.options import Command
+from cloze.options import Options
 from cloze.training.bar import bar
 from cloze.training.data.corpus import check_not_read, read_corpus
 from cloze.training.errors import CorpusError, RunError
@@ -52,7 +52,7 @@ class Map(NamedTuple):
         return mapped
 
 
-class BridgeOptions(Command):
+class BridgeOptions(Options):
     """Fit a map from the vectors of a new bundle to those of an old one, so that the old index can still be searched.
 
     `cloze serve --bridge` uses the map. Nothing is written if too few of the old model's results are found.
@@ -105,7 +105,7 @@ def recalls(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPT
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = BridgeOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze bridge")
+    options = BridgeOptions.parse(arguments, "cloze bridge")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.evaluation.subjects import subjects

@@ -9,7 +9,7 @@ from cloze.training.evaluation.options import CompareOptions
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = CompareOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze compare")
+    options = CompareOptions.parse(arguments, "cloze compare")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.evaluation.compare import compare

@@ -18,11 +18,11 @@ from cloze.command import run
 from cloze.encoding.bundle import Bundle, EmbeddingConfig, seal, staging
 from cloze.encoding.canaries import CANARY_FILE
 from cloze.encoding.text import TOKENIZER_FILES
-from cloze.options import Command
+from cloze.options import Options
 from cloze.training.errors import RunError
 
 
-class ConvertOptions(Command):
+class ConvertOptions(Options):
     """Write a bundle again with the files that sentence-transformers loads."""
 
     bundle: CliPositionalArg[Path] = Field(description="bundle that cloze export wrote")
@@ -34,7 +34,7 @@ class ConvertOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = ConvertOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze convert")
+    options = ConvertOptions.parse(arguments, "cloze convert")
     convert(options.bundle, options.out, options.run)
     print(f"{options.out}: sentence-transformers can load it")
 

@@ -8,10 +8,10 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from cloze.command import run
-from cloze.options import Command
+from cloze.options import Options
 
 
-class DistilStaticOptions(Command):
+class DistilStaticOptions(Options):
     """Make a bundle whose vectors are means of vectors of tokens: without layers, much faster and less accurate."""
 
     bundle: CliPositionalArg[Path] = Field(description="bundle of the encoder")
@@ -26,7 +26,7 @@ class DistilStaticOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = DistilStaticOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze distil-static")
+    options = DistilStaticOptions.parse(arguments, "cloze distil-static")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.export.static import distil

@@ -9,7 +9,7 @@ from cloze.training.evaluation.options import EvaluateOptions
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = EvaluateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze evaluate")
+    options = EvaluateOptions.parse(arguments, "cloze evaluate")
 
     # torch takes seconds, for which help, a wrong option and a missing package need not wait
     if options.report:

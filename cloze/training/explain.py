@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from cloze.command import run
-from cloze.options import Command
+from cloze.options import Options
 from cloze.training.encoder_source import kind_of
 
 
-class ExplainOptions(Command):
+class ExplainOptions(Options):
     """Show the words that an encoder predicts at [MASK], most probable first (PromptBERT's Table 7)."""
 
     texts: CliPositionalArg[list[str]] = Field(description="texts to explain")
@@ -28,7 +28,7 @@ class ExplainOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = ExplainOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze explain")
+    options = ExplainOptions.parse(arguments, "cloze explain")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.model.masked_words import MaskedWords

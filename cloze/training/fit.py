@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if words[0] in ("-h", "--help"):
         described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
-        create_model("FitOptions", __base__=FitOptions, __doc__=described).read(words, f"{name} RECIPE")
+        create_model("FitOptions", __base__=FitOptions, __doc__=described).parse(words, f"{name} RECIPE")
     if words[0] == ADAPT:  # a road of several runs, with options of its own
         from cloze.training.adapt import main as adapt
 

@@ -59,7 +59,7 @@ class MineOptions(ModelOptions):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = MineOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze mine")
+    options = MineOptions.parse(arguments, "cloze mine")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.evaluation.subjects import subjects

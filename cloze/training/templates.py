@@ -9,7 +9,7 @@ from cloze.training.evaluation.options import TemplateOptions
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = TemplateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze templates")
+    options = TemplateOptions.parse(arguments, "cloze templates")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.evaluation.templates import search

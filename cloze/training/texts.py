@@ -28,7 +28,7 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from cloze.command import run
 from cloze.encoding.files import check_folder
 from cloze.encoding.rows import SEMICOLON, SEPARATORS
-from cloze.options import Command
+from cloze.options import Options
 from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_records
 from cloze.training.data.words import words_of
@@ -48,7 +48,7 @@ HELD_OUT_SHARE: Final = 0.1  # of a source's sentences, at most
 QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
 
 
-class TextsOptions(Command):
+class TextsOptions(Options):
     """Make the texts of `cloze fit distill --teacher-vectors` from consecutive sentences."""
 
     out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and retrieval/ in")
@@ -81,7 +81,7 @@ class TextsOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = TextsOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze texts")
+    options = TextsOptions.parse(arguments, "cloze texts")
     if options.held_out_queries > options.held_out:
         raise CorpusError(
             f"--held-out-queries is {options.held_out_queries:,} and --held-out {options.held_out:,}; each query needs "

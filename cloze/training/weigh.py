@@ -13,10 +13,10 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from cloze.command import run
-from cloze.options import Command
+from cloze.options import Options
 
 
-class WeighOptions(Command):
+class WeighOptions(Options):
     """Write a run whose vector is a mean in which a token counts less the more often it occurs in your text."""
 
     model: CliPositionalArg[str] = Field(
@@ -36,7 +36,7 @@ class WeighOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = WeighOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze weigh")
+    options = WeighOptions.parse(arguments, "cloze weigh")
 
     from cloze.training.loop.weigh import weigh  # torch takes seconds, for which help and a wrong option need not wait
 

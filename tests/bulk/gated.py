@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from cloze.command import run
 from cloze.service.bulk import job
 from cloze.service.bulk.__main__ import main
 from cloze.service.bulk.source import Part
@@ -35,4 +36,4 @@ if __name__ == "__main__":
     import gated
 
     job._Embedder = gated.Gated_Embedder  # type: ignore[misc]
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main))

@@ -60,5 +60,5 @@ def run(command: list[str], home: Path) -> str:
 
 def test_several_columns_are_named_one_after_the_other() -> None:
     words = ["texts.jsonl", "vectors", "--columns", "title", "url", "--id-column", "url"]
-    options = BulkOptions.read(words, "bulk")
+    options = BulkOptions.parse(words, "bulk")
     assert (options.columns, options.id_column, str(options.out)) == (["title", "url"], "url", "vectors")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -13,6 +14,7 @@ import pytest
 from harness import PATIENCE, wait_until
 from pyarrow import fs
 
+from cloze.command import run
 from cloze.service.bulk.__main__ import main
 from cloze.service.bulk.lock import LOCK, Lock, LockError, Owner
 
@@ -82,7 +84,7 @@ def test_the_command_of_a_second_job_ends_with_one_line(
     (folder / "texts.txt").write_text("a man\n")
     with Lock(LOCAL, str(folder)):
         before = contents(folder)
-        assert main([str(folder / "texts.txt"), str(folder), "--bundle", str(bundle)]) == 2
+        assert run(partial(main, [str(folder / "texts.txt"), str(folder), "--bundle", str(bundle)])) == 2
         assert contents(folder) == before
     assert capsys.readouterr().err.startswith(f"error: {folder} is being written by another job, process {os.getpid()}")
 

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from live import metrics, served
 from pydantic import SecretStr
 from tiny_bundle import write_bundle
 
+from cloze.command import run
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import OptionError
 from cloze.service.app import create_app
@@ -210,7 +212,7 @@ def test_another_model_is_refused_before_the_work(
         ),
         ([*words[:5], str(tmp_path / "none"), "--bundle", str(folder)], "give a file that holds the API key"),
     ):
-        assert main(arguments) == 2
+        assert run(partial(main, arguments)) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert message in err

@@ -65,7 +65,7 @@ def test_documents_have_their_own_template() -> None:
 
 def test_templates_of_queries_and_documents_are_options(tiny_bert: Path) -> None:
     def subject(*words: str) -> Subject:
-        return next(subjects(str(tiny_bert), EvaluateOptions.read([str(tiny_bert), *words], "p")))
+        return next(subjects(str(tiny_bert), EvaluateOptions.parse([str(tiny_bert), *words], "p")))
 
     config, templates = ["--template", "[X]", "--pooling", "cls"], ["--query-template", "a [X]"]
     templates += ["--document-template", "the [X]"]

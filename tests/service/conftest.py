@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from live import Held, ServeHeld
 from numpy.typing import NDArray
 from tiny_bundle import OTHER, write_bundle
 
+from cloze.command import run
 from cloze.encoding.text import Batch
 from cloze.service.__main__ import main
 from cloze.service.app import create_app
@@ -142,7 +144,7 @@ def check_here(
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
     def run_here(*arguments: str) -> tuple[int, str, str]:
-        status = main([*arguments, "--check"])
+        status = run(partial(main, [*arguments, "--check"]))
         assert caplog.messages == []  # each would be a line of stderr
         return status, *capsys.readouterr()
 

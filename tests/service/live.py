@@ -212,6 +212,7 @@ def hanging() -> onnx.ModelProto:
 
 TIMED = """
 import signal, sys, threading
+from cloze.command import run
 from cloze.service.__main__ import main
 from cloze.service.inference import session, threads
 from cloze.service.inference.session import Session
@@ -227,7 +228,7 @@ session.monotonic = threads.monotonic = lambda: monotonic() + passed
 health.FROZEN = float("inf")  # a pause of the process, which the machine may impose, is of no test
 signal.signal(signal.SIGUSR2, pass_time)
 {changes}
-sys.exit(main(sys.argv[1:]))
+sys.exit(run(main))
 """
 
 

@@ -273,6 +273,7 @@ START = """
 import sys, threading
 import pytest
 import test_reloads
+from cloze.command import run
 from cloze.service.__main__ import main
 from cloze.service.inference import models
 
@@ -289,7 +290,7 @@ def wait_from_then_on(futures, limit):
 
 models.wait = wait_from_then_on  # however long a busy machine needs to get so far
 test_reloads.PHASES[{phase!r}](block, pytest.MonkeyPatch())
-sys.exit(main(sys.argv[1:]))
+sys.exit(run(main))
 """
 
 

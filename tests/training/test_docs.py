@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import CliPositionalArg
 
 from cloze.command import COMMANDS
-from cloze.options import Command, flag
+from cloze.options import Options, flag
 from cloze.service.bulk.__main__ import BulkOptions
 from cloze.service.doctor import DoctorOptions
 from cloze.training.adapt import AdaptOptions
@@ -46,7 +46,7 @@ from cloze.training.weigh import WeighOptions
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = "made from the code; tests/training/test_docs.py compares"
 POSITIONAL = get_args(CliPositionalArg[str])[1]  # the marker of an argument without a name
-OPTIONS: dict[str, type[Command]] = {
+OPTIONS: dict[str, type[Options]] = {
     "doctor": DoctorOptions,
     "bulk": BulkOptions,
     "adapt": AdaptOptions,
@@ -69,7 +69,7 @@ OPTIONS: dict[str, type[Command]] = {
     "weigh": WeighOptions,
     "average": AverageOptions,
 }
-SHARED: dict[type[Command], str] = {  # what several commands have, and the title of its section
+SHARED: dict[type[Options], str] = {  # what several commands have, and the title of its section
     BundleOptions: "Options of a new bundle",
     ModelOptions: "Options of a model",
     ScoringOptions: "Options of data to score",
@@ -118,7 +118,7 @@ def commands() -> str:
 
 def section(name: str) -> str:
     """What a command does, and its arguments and options."""
-    options = OPTIONS.get(name, Command)
+    options = OPTIONS.get(name, Options)
     described = DESCRIBED.get(name) or inspect.cleandoc(options.__doc__ or "")
     also = [
         f"[{title.lower()}](#{title.lower().replace(' ', '-')})"
@@ -134,7 +134,7 @@ def section(name: str) -> str:
     return "\n".join(filter(None, parts))
 
 
-def options_of(options: type[Command]) -> str:
+def options_of(options: type[Options]) -> str:
     """The table of a command's own arguments and options: those that it shares have a table of their own."""
     shared = {key for kind in SHARED if kind in options.__mro__[1:] for key in kind.model_fields}
     fields = [(key, field) for key, field in options.model_fields.items() if key not in shared]

@@ -15,7 +15,7 @@ from cloze.command import run
 from cloze.encoding.bundle import DEFAULT, GRAPHS, Bundle, Precision
 from cloze.encoding.errors import OptionError
 from cloze.encoding.text import TOKENIZER_FILES
-from cloze.options import Command, key_of
+from cloze.options import Options, key_of
 from cloze.service.settings import PrecisionChoice
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SOME_FAILED: Final = 3  # the exit status where some rows have no vector
 INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
 
 
-class BulkOptions(Command):
+class BulkOptions(Options):
     """Embed the texts of files into parquet files, on this machine or on a Ray cluster.
 
     An interrupted job resumes where it stopped when the same command is started again. The exit status is 3 if some
@@ -76,13 +76,9 @@ class BulkOptions(Command):
     check: bool = Field(False, description="Say whether OUT is complete, and embed nothing. Exit status 1 if it is not")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Return 2 where the job cannot be done, and SOME_FAILED where it is done but for some rows."""
-    return run(partial(_main, arguments))
-
-
-def _main(arguments: Sequence[str]) -> int:
-    options = BulkOptions.read(arguments, "cloze bulk")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return SOME_FAILED where the job is done but for some rows. Raises ClozeError where it cannot be done."""
+    options = BulkOptions.parse(arguments, "cloze bulk")
     return _check(options) if options.check else _embed(options)
 
 
@@ -250,4 +246,4 @@ def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main))

@@ -9,10 +9,10 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from cloze.command import run
-from cloze.options import Command
+from cloze.options import Options
 
 
-class CalibrateOptions(Command):
+class CalibrateOptions(Options):
     """Learn from judged pairs what a cosine of a bundle means, and add the curve to the bundle."""
 
     bundle: CliPositionalArg[Path] = Field(description="folder of the bundle; it gets a file and a section of its card")
@@ -27,7 +27,7 @@ class CalibrateOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = CalibrateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze calibrate")
+    options = CalibrateOptions.parse(arguments, "cloze calibrate")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.evaluation.curves import calibrate

@@ -12,10 +12,10 @@ from cloze.command import run
 from cloze.encoding.bundle import alterable
 from cloze.encoding.errors import OptionError
 from cloze.encoding.heads import HEAD_FOLDER, HEAD_NAME
-from cloze.options import Command
+from cloze.options import Options
 
 
-class HeadOptions(Command):
+class HeadOptions(Options):
     """Learn to answer with labels, from labelled texts, and add the head to the bundle."""
 
     bundle: CliPositionalArg[Path] = Field(description="folder of the bundle; it gets a file and a section of its card")
@@ -38,7 +38,7 @@ class HeadOptions(Command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = HeadOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze head")
+    options = HeadOptions.parse(arguments, "cloze head")
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.evaluation.classifiers import KEPT, learnt, write

@@ -8,7 +8,7 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from cloze.encoding.bundle import Precision
 from cloze.encoding.template import TEXT, PoolingMode
-from cloze.options import Command
+from cloze.options import Options
 
 NAMES: Final = (  # of the suites
     *("sts", "retrieval", "neighbours", "pairs", "triplets", "labels", "probes", "space", "maps"),
@@ -32,7 +32,7 @@ Paths = CliVariadicArg[list[Path]]
 Count = Annotated[int, Field(ge=1)]
 
 
-class ModelOptions(Command):
+class ModelOptions(Options):
     """How the model that a command names is read."""
 
     key_file: Path | None = Field(None, description="file with the API key of a server")
@@ -112,7 +112,7 @@ class CompareOptions(ScoringOptions):
     out: Path | None = Field(None, alias="json", description="file to write the differences to as well")
 
 
-class TemplateOptions(Command):
+class TemplateOptions(Options):
     """Find the template that suits an untuned encoder best.
 
     Each template is scored by Spearman's correlation x100 of its [MASK] vectors on scored pairs. The default is a

@@ -28,7 +28,7 @@ from cloze.encoding.bundle import DTYPES, SPEC_FILE, Bundle, Precision, located
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import TEXT, Template
 from cloze.encoding.text import TextEncoder
-from cloze.options import Command, key_of
+from cloze.options import Options, key_of
 from cloze.training.bar import bar
 from cloze.training.errors import EncoderError, ServerError
 from cloze.training.evaluation.measures import Embed, cosines, units
@@ -62,7 +62,7 @@ QUANTISED: Final = 0.98  # cosine that int8 weights reach
 UNIT: Final = 1e-2  # the largest difference of a normalised vector's length from 1, also in half precision
 
 
-class VerifyOptions(Command):
+class VerifyOptions(Options):
     """Compare a server's vectors with those of a model. Exit code 1 if something differs."""
 
     url: CliPositionalArg[str] = Field(description="address of the server, http://HOST:PORT or that of one route")
@@ -147,7 +147,7 @@ class Server:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 1 where something differs. Raises ClozeError."""
-    options = VerifyOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze verify")
+    options = VerifyOptions.parse(arguments, "cloze verify")
     key = key_of(options.key_file)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     reference = reference_of(options.model)

@@ -36,7 +36,7 @@ class ExportOptions(BundleOptions):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
-    options = ExportOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze export")
+    options = ExportOptions.parse(arguments, "cloze export")
     changes = {"max_tokens": options.max_tokens, "denoising": options.denoise, "final_period": options.final_period}
     settings = {name: value for name, value in changes.items() if value is not None}
 

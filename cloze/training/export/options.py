@@ -7,10 +7,10 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from cloze.encoding.bundle import PRECISIONS, Precision
-from cloze.options import Command
+from cloze.options import Options
 
 
-class BundleOptions(Command):
+class BundleOptions(Options):
     """What every command that writes a bundle can be asked."""
 
     precision: str = Field("fp32", description="graphs to make, separated by commas: fp32, fp16, int8")

@@ -99,7 +99,7 @@ class Guide:
 
 
 class Contrastive(Objective):
-    """Base class of the methods whose loss compares vectors across the batch. A subclass writes `encode` and `loss`."""
+    """Base class of the methods whose loss compares vectors across the batch. A subclass writes `loss`."""
 
     contrastive = True
     tokenwise: ClassVar[tuple[str, ...]] = ()  # tensors that `draw` adds with a column per token, (n, L)
@@ -117,9 +117,9 @@ class Contrastive(Objective):
         """The views with what a step draws at random before its passes (masked words, dropout rates)."""
         return views
 
-    @abstractmethod
     def encode(self, name: str, view: View) -> Tensor:
         """The vectors of a view: (n, ...), row i from row i of the view alone."""
+        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
 
     def passes(self) -> dict[str, Pass]:
         """The passes over every view, by the argument of `loss` that takes their results."""

@@ -227,9 +227,6 @@ class DiffCSE(Contrastive):
                 return self.editor.correct(ids, attention)
         return self.editor.edit(kind, ids, attention)
 
-    def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
-
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         first, second, *edited = self.joined(*vectors.values())  # before BatchNorm, so that it sees all processes
         losses, parts = [], {}

@@ -44,9 +44,6 @@ class OptiPrompt(Contrastive):
         texts = [text for (text,) in rows]
         return {name: view(self.text_encoder, texts) for name in ("first", "second")}
 
-    def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
-
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         def contrast(first: Tensor, second: Tensor) -> Tensor:
             first, second = self.headed(first, second)

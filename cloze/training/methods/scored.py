@@ -32,9 +32,6 @@ class Scored(Contrastive):
         views["first"]["score"] = torch.tensor([float(score) for score in scores])  # (n)
         return views
 
-    def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
-
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         *joined, scores = self.joined(*vectors.values(), views["first"]["score"])
 

@@ -91,9 +91,6 @@ class SimCSE(FromPairs):
             for name, view in self.draw(views).items():
                 yield f"drawn {name}, masked", view["masked_ids"], view["attention_mask"]
 
-    def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
-
     def passes(self) -> dict[str, Pass]:
         if self.masked_word_loss is None:
             return super().passes()

@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 from pydantic_settings import CliVariadicArg
 
 from cloze.encoding.bundle import DEFAULT
-from cloze.options import Command, flag
+from cloze.options import Options, flag
 from cloze.training.encoder_source import READING, learnt_sentences, own_reading
 from cloze.training.errors import RecipeError
 from cloze.training.recipes.methods import RECIPES
@@ -32,7 +32,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {  # titles in the help
 }
 
 
-class FitOptions(Command):
+class FitOptions(Options):
     """The options that are the same for every recipe."""
 
     preset: str | None = Field(None, description="use a preset of the recipe, such as that of another backbone")
@@ -80,7 +80,7 @@ def recipe_of(source: str, words: Sequence[str], program: str) -> tuple[Recipe, 
     for former, name in FORMER.items():
         if any(word.partition("=")[0] == flag(former) for word in words):
             raise RecipeError(f"{flag(former)} is now part of {flag(name)}; write its values there")
-    options = _options(source, _word_after("--preset", words)).read(words, program)
+    options = _options(source, _word_after("--preset", words)).parse(words, program)
     overrides = options.model_dump(include=options.model_fields_set - FitOptions.model_fields.keys())
     return load_recipe(source, overrides, options.preset), options
 
