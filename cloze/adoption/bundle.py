@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, normalizers
 
+from cloze.adoption.checks import check_tokens, check_vectors
 from cloze.adoption.graph import (
     EPSILONS,
     STATES,
@@ -55,10 +56,9 @@ from cloze.encoding.bundle import (
 )
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.errors import first_line
-from cloze.encoding.template import TEXT, PoolingMode, Template
+from cloze.encoding.template import PoolingMode
 from cloze.encoding.text import TextEncoder
 
-LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector
 MOST_TOKENS: Final = 2**20  # of a model that states a limit
 WEIGHTS: Final = {"Dense": ("linear.weight",), "LayerNorm": ("norm.weight", "norm.bias")}  # that a module has
 ROLES: Final = ("cls_token", "sep_token", "pad_token", "mask_token")
@@ -90,7 +90,8 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
         _copy_tokenizer(folder, staged, source)
         shutil.copyfile(folder / "config.json", staged / "config.json")
         text_encoder = config.text_encoder(staged)
-        _compare_tokens(text_encoder, config, staged, source)
+        own = _tokenizer(staged, config.max_tokens)
+        check_tokens(text_encoder, config, CANARY_TEXTS, lambda texts: [own.encode(text).ids for text in texts], source)
         _show("fp32: adding the pooling to the model's own graph")
         sequences = [tokens.ids for tokens in text_encoder.encode(CANARY_TEXTS)]
         try:
@@ -185,23 +186,13 @@ def _file(folder: Path, module: Module) -> Path:
     return folder / module.path / "model.safetensors"
 
 
-def _compare_tokens(text_encoder: TextEncoder, config: EmbeddingConfig, staged: Path, source: str) -> None:
-    """Compare the ids of each template with those of the tokenizer's own post-processor. Raises AdoptionError."""
+def _tokenizer(staged: Path, max_tokens: int) -> Tokenizer:
+    """The model's own, with its post-processor."""
     tokenizer = Tokenizer.from_file(str(staged / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(config.max_tokens)
+    tokenizer.enable_truncation(max_tokens)
     tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
-    for template in dict.fromkeys([config.template, *config.templates.values()]):
-        encoder = text_encoder.within(Template.parse(template, config.pooling))
-        prompt = template.removesuffix(TEXT)
-        texts = [text for text in CANARY_TEXTS if text or not prompt]  # a prompt's last blank may be a token of its own
-        for text, tokens in zip(texts, encoder.encode(texts), strict=True):
-            ids = tokenizer.encode(f"{prompt}{text}").ids
-            if ids != tokens.ids:
-                raise AdoptionError(
-                    f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, and a bundle as {tokens.ids[:8]} "
-                    f"(template {template!r}); Cloze holds tokenizers whose sequences are [CLS], text, [SEP]"
-                )
+    return tokenizer
 
 
 def _own_vectors(
@@ -274,17 +265,7 @@ def _compared(
     )
     largest = max(difference, batched_difference)
     _show(f"fp32: differs from the model's own graph by {largest:.1e} of a vector's length")
-    if difference <= LARGEST_DIFFERENCE < batched_difference:
-        raise AdoptionError(
-            f"{source!r} gives a text another vector beside longer texts, by {batched_difference:.1e}: its layers "
-            "do not leave out the padding. The service puts texts of several requests into a batch, so Cloze cannot "
-            "serve this model"
-        )
-    if not largest <= LARGEST_DIFFERENCE:
-        raise AdoptionError(
-            f"{source!r}: the vectors differ from those of its own graph by {difference:.1e}, the limit is "
-            f"{LARGEST_DIFFERENCE:.0e}; Cloze cannot hold this model"
-        )
+    check_vectors(difference, batched_difference, "its own graph", source)
     return alone, largest
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from cloze.adoption.checks import check_tokens, check_vectors
 from cloze.adoption.hub import model_folder
 from cloze.adoption.modules import check_behind, check_pooling, modules_of, templates_of
 from cloze.encoding.bundle import Bundle, EmbeddingConfig
-from cloze.encoding.template import TEXT, Template
 from cloze.training.bar import bar
 from cloze.training.encoder_source import encoder_folder, kind_of, own_reading, saved_config
 from cloze.training.errors import EncoderError
@@ -23,7 +23,6 @@ from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.heads import AdoptedHead
 from cloze.training.model.pretrained import fastest_device, quiet
 
-LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from sentence-transformers'
 CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # texts of a model that is only read
 
 
@@ -93,7 +92,13 @@ def adopted(
     if following:
         encoder.head = AdoptedHead(following, model.get_embedding_dimension())
     transformer.max_seq_length = config.max_tokens
-    _compare_tokens(encoder, model, texts, source)
+
+    def tokenize(prompted: list[str]) -> list[list[int]]:
+        special = {"split_special_tokens": True}  # "[MASK]" in a text is text
+        found = encoder.tokenizer(prompted, truncation=True, max_length=config.max_tokens, **special)
+        return found["input_ids"]  # type: ignore[no-any-return]
+
+    check_tokens(encoder.text_encoder, config, texts, tokenize, source)
     _compare_vectors(encoder, model, texts, source)
     return encoder
 
@@ -123,45 +128,13 @@ def _limit(transformer: Any, source: str, max_tokens: int | None) -> int:
     return max_tokens or min(int(transformer.max_seq_length), largest)
 
 
-def _compare_tokens(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:
-    """Compare the ids of `texts`, with each prompt, with those of sentence-transformers. Raises EncoderError."""
-    own = encoder.text_encoder
-    for template in dict.fromkeys([encoder.config.template, *encoder.config.templates.values()]):
-        text_encoder = own.within(Template.parse(template, encoder.config.pooling))
-        prompt = template.removesuffix(TEXT)
-        compared = [text for text in texts if text or not prompt]  # a prompt's last blank may be a token before nothing
-        expected = encoder.tokenizer(
-            [f"{prompt}{text}" for text in compared],
-            truncation=True,
-            max_length=encoder.config.max_tokens,
-            split_special_tokens=True,  # "[MASK]" in a text is text
-        )["input_ids"]
-        for text, ids, tokens in zip(compared, expected, text_encoder.encode(compared), strict=True):
-            if ids != tokens.ids:
-                raise EncoderError(
-                    f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, and a bundle as {tokens.ids[:8]} "
-                    f"(template {template!r}); Cloze holds tokenizers whose sequences are [CLS], text, [SEP]"
-                )
-
-
 def _compare_vectors(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:
-    """Compare the normalised vectors of `texts` with those of sentence-transformers. Raises EncoderError."""
+    """Compare the normalised vectors of `texts` with those of sentence-transformers. Raises AdoptionError."""
     model[0].processing_kwargs = {"text": {"split_special_tokens": True}}
     with quiet():
         expected = model.encode(list(texts), show_progress_bar=False, normalize_embeddings=True)
     batched = encoder.embed(texts)
     alone = np.concatenate([encoder.embed([text]) for text in bar(texts, desc="comparing", unit=" texts")])
     batched, alone = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (batched, alone))
-    alone_difference = float(np.abs(alone - expected).max())
-    largest = float(np.abs(batched - expected).max())
-    if largest <= LARGEST_DIFFERENCE < alone_difference:
-        raise EncoderError(
-            f"{source!r} gives a text another vector beside longer texts, by {alone_difference:.1e}: its layers do "
-            "not leave out the padding. The service puts texts of several requests into a batch, so Cloze cannot serve "
-            "this model"
-        )
-    if not largest <= LARGEST_DIFFERENCE:
-        raise EncoderError(
-            f"{source!r}: the vectors differ from those of sentence-transformers by {largest:.1e}, the limit is "
-            f"{LARGEST_DIFFERENCE:.0e}; Cloze cannot hold this model"
-        )
+    difference, alone_difference = (float(np.abs(vectors - expected).max()) for vectors in (batched, alone))
+    check_vectors(difference, alone_difference, "sentence-transformers", source)

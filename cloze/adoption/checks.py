@@ -1,0 +1,50 @@
+"""What both roads to a bundle check: that it gives the tokens and the vectors of the model itself."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cloze.adoption.modules import AdoptionError
+from cloze.encoding.bundle import EmbeddingConfig
+from cloze.encoding.template import TEXT, Template
+from cloze.encoding.text import TextEncoder
+
+LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector
+
+
+def check_tokens(
+    text_encoder: TextEncoder,
+    config: EmbeddingConfig,
+    texts: Sequence[str],
+    tokenize: Callable[[list[str]], list[list[int]]],
+    source: str,
+) -> None:
+    """Compare the ids of `texts` in each template with those of the model's own tokenizer. Raises AdoptionError."""
+    for template in dict.fromkeys([config.template, *config.templates.values()]):
+        encoder = text_encoder.within(Template.parse(template, config.pooling))
+        prompt = template.removesuffix(TEXT)
+        compared = [text for text in texts if text or not prompt]  # a prompt's last blank may be a token before nothing
+        expected = tokenize([f"{prompt}{text}" for text in compared])
+        for text, ids, tokens in zip(compared, expected, encoder.encode(compared), strict=True):
+            if ids != tokens.ids:
+                raise AdoptionError(
+                    f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, and a bundle as {tokens.ids[:8]} "
+                    f"(template {template!r}); Cloze holds tokenizers whose sequences are [CLS], text, [SEP]"
+                )
+
+
+def check_vectors(difference: float, rearranged: float, own: str, source: str) -> None:
+    """Check the largest differences from the vectors of the model itself, `own`. Raises AdoptionError.
+
+    `difference` is that of texts which both ran alone, or both in one batch; `rearranged` that of the same texts where
+    only one of the two ran them alone.
+    """
+    if difference <= LARGEST_DIFFERENCE < rearranged:
+        raise AdoptionError(
+            f"{source!r} gives a text another vector beside longer texts, by {rearranged:.1e}: its layers do not leave "
+            "out the padding. The service puts texts of several requests into a batch, so Cloze cannot serve this model"
+        )
+    if not difference <= LARGEST_DIFFERENCE:
+        raise AdoptionError(
+            f"{source!r}: the vectors differ from those of {own} by {difference:.1e}, the limit is "
+            f"{LARGEST_DIFFERENCE:.0e}; Cloze cannot hold this model"
+        )
