@@ -1,1 +1,1 @@
-"""Text to train on and data to score with: files, sentence pairs, search collections, masking, sampling orders."""
+"""Text to train on: corpora and their order, masked words, BM25, and the vectors of a teacher."""

@@ -98,8 +98,8 @@ def model_card(
     """Markdown with YAML front matter; its section `Figures` is empty, and `notes` come after it.
 
     `sizes` are the bytes of the graphs in the bundle, by precision. `inherited` says that the licence is that of the
-    parent's own card. `licence`, `language` and `library` (its
-    `library_name`) are for the hub. `parts` are sentences about what a graph has beside backbone and pooling.
+    parent's own card. `licence`, `language` and `library` (its `library_name`) are for the hub. `parts` are sentences
+    about what a graph has beside backbone and pooling.
     """
     about = {"license": licence, "language": language, "library_name": library}
     sections = [

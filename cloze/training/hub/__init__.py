@@ -1,1 +1,1 @@
-"""Models for others: sentence-transformers' format, written and read, and the Hugging Face hub."""
+"""Models of sentence-transformers, written and read with torch."""

@@ -1,1 +1,1 @@
-"""A training run: the Trainer around an objective, the run folder, seeds, the fit command; the mean of several runs."""
+"""A training run: from a recipe to its objective, the Trainer around it, seeds, and the mean of several runs."""

@@ -1,4 +1,4 @@
-"""What every load of a pretrained model needs: silence and a device."""
+"""What every load of a pretrained model needs: silence, a device, and where its word embeddings are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

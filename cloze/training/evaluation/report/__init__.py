@@ -1,1 +1,1 @@
-"""What is written of figures: a report, and the figures on a model card."""
+"""The report of an evaluation: one page with tables and charts, and its figures as JSON and Markdown."""
