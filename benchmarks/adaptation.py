@@ -20,7 +20,7 @@ import numpy as np
 
 from cloze.machine import peak_memory, processor, versions
 from cloze.training.adaptation.adapt import adapt
-from cloze.training.adaptation.rounds import fast, searching
+from cloze.training.adaptation.rounds import in_bf16, search_embedders
 from cloze.training.evaluation.measures import mean_interval
 from cloze.training.evaluation.search import Collection, load_collection, rankings, search_metrics
 from cloze.training.evaluation.sts import load_pairs, spearman
@@ -42,7 +42,7 @@ def halves(collection: Collection, seed: int) -> tuple[list[int], list[int]]:
 
 def scores(encoder: SentenceEncoder, collection: Collection, queries: Sequence[int]) -> np.ndarray:
     """nDCG@10 x100 of each query, among all documents."""
-    embed_queries, embed_documents = searching(encoder)
+    embed_queries, embed_documents = search_embedders(encoder)
     own = {number: collection.own[query] for number, query in enumerate(queries) if query in collection.own}
     ranked = rankings(
         embed_queries([collection.queries[query] for query in queries]), embed_documents(collection.documents), own
@@ -77,7 +77,7 @@ def measured(collection: Collection, count: int, seed: int, dev: Any) -> dict[st
         parent = SentenceEncoder.load(ENCODER, max_tokens=TOKENS)
         before = scores(parent, collection, judging)
         gains = scores(adapted, collection, judging) - before
-        elsewhere = spearman(fast(adapted), dev) - spearman(fast(parent), dev)
+        elsewhere = spearman(in_bf16(adapted), dev) - spearman(in_bf16(parent), dev)
     return {
         "collection": collection.name,
         "documents": len(collection.documents),

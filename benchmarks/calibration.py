@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cloze.encoding.bundle import Bundle, located
+from cloze.encoding.bundle import Bundle, locate
 from cloze.encoding.errors import BundleError
 from cloze.training.evaluation.curves import calibration_error
 from cloze.training.evaluation.measures import cosines_of, rank_correlation
@@ -27,7 +27,7 @@ SETS: Final = ("STS-B dev", "STS-B", "SICK-R", "STS16", "STS12")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--bundle", type=Path, default=located("cloze-mini"))
+    parser.add_argument("--bundle", type=Path, default=locate("cloze-mini"))
     options = parser.parse_args()
     bundle = Bundle.load(options.bundle)
     if bundle.calibration is None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.encoding.bundle import Bundle, located
+from cloze.encoding.bundle import Bundle, locate
 from cloze.machine import processor
 from cloze.service.client import Client
 from cloze.service.inference.admission import Admission
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--graph-ms", type=float, default=0.0)
     parser.add_argument("--ahead", type=int, default=1, choices=(0, 1))
     given = parser.parse_args()
-    bundle = Bundle.load(located(Path(given.bundle)))
+    bundle = Bundle.load(locate(Path(given.bundle)))
     print(processor())
     for texts, tokens in SHAPES:
         print(asyncio.run(measure(bundle, texts, tokens, given.batches, given.graph_ms / 1000, given.ahead)))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers import ours
-from cloze.encoding.bundle import located
+from cloze.encoding.bundle import locate
 from cloze.machine import available_cpus, processor, versions
 from cloze.training.evaluation.measures import mean_interval
 from cloze.training.evaluation.sts import load_pairs
@@ -46,7 +46,7 @@ def without(texts: Sequence[str], words: Sequence[Word]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with senteval/downstream")
-    parser.add_argument("--bundle", type=Path, default=located("cloze-mini"))
+    parser.add_argument("--bundle", type=Path, default=locate("cloze-mini"))
     parser.add_argument("--pairs", type=int, default=300)
     options = parser.parse_args()
     pairs = load_pairs(options.data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.encoding.bundle import Bundle, located
-from cloze.training.evaluation.classifiers import fitted
+from cloze.encoding.bundle import Bundle, locate
+from cloze.training.evaluation.classifiers import fit_head
 from cloze.training.evaluation.measures import units
 from cloze.training.evaluation.suites.transfer import Labelled, load_transfer
 from cloze.training.model.graph_encoder import GraphEncoder
@@ -37,7 +37,7 @@ LEARN_FROM: Final = 6000  # texts at most
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--bundle", type=Path, default=located("cloze-mini"))
+    parser.add_argument("--bundle", type=Path, default=locate("cloze-mini"))
     parser.add_argument("--setfit", type=Path)
     parser.add_argument("--sets", nargs="+")
     options = parser.parse_args()
@@ -104,7 +104,7 @@ def head_of(vectors: list[NDArray[np.float64]], train: Labelled, test: Labelled)
 
     def learn(places: NDArray[np.int64]) -> tuple[float, float]:
         started = time.perf_counter()
-        head = fitted(vectors[0][places], gold[places], names, "", balanced=False, wanted=0.95)
+        head = fit_head(vectors[0][places], gold[places], names, "", balanced=False, wanted=0.95)
         seconds = time.perf_counter() - started
         return float((head.scores(vectors[1]).argmax(axis=1) == truth).mean()), seconds
 

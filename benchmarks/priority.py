@@ -24,7 +24,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.peers import Server
-from cloze.encoding.bundle import located
+from cloze.encoding.bundle import locate
 from cloze.machine import available_cpus, processor, versions
 from cloze.training.evaluation.sts import load_pairs
 
@@ -104,7 +104,7 @@ def measure(url: str, sentences: list[str], requests: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--bundle", type=Path, default=located("cloze-mini"))
+    parser.add_argument("--bundle", type=Path, default=locate("cloze-mini"))
     parser.add_argument("--requests", type=int, default=300)
     options = parser.parse_args()
     pairs = load_pairs(options.data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from benchmarks.adaptation import DEV, ENCODER, JUDGED, TOKENS, halves, scores
 from cloze.machine import has_bf16, processor, versions
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
-from cloze.training.adaptation.rounds import fast
+from cloze.training.adaptation.rounds import in_bf16
 from cloze.training.bar import console
 from cloze.training.evaluation.measures import mean_interval
 from cloze.training.evaluation.search import Collection, load_collection
 from cloze.training.evaluation.sts import load_pairs, spearman
 from cloze.training.loop.run import fit
-from cloze.training.loop.soup import averaged
+from cloze.training.loop.soup import average_weights
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.recipes.command import load_recipe
 from cloze.training.run_folder import Run
@@ -191,12 +191,12 @@ def measured(
         seconds = time.monotonic() - began
         gains, prices, intervals = {}, {}, {}
         for share in shares:
-            encoder = averaged([run], parent_share=share)[0] if share else SentenceEncoder.load(str(run))
+            encoder = average_weights([run], parent_share=share)[0] if share else SentenceEncoder.load(str(run))
             encoder.reconfigure(encoder.config.model_copy(update={"max_tokens": TOKENS}))
             gain = scores(encoder, collection, judging) - before
             gains[str(share)] = round(float(gain.mean()), 2)
             intervals[str(share)] = [round(bound, 2) for bound in mean_interval(gain)]
-            prices[str(share)] = round(spearman(fast(encoder), dev) - elsewhere, 2)
+            prices[str(share)] = round(spearman(in_bf16(encoder), dev) - elsewhere, 2)
     return {
         "collection": collection.name,
         "road": name,
@@ -227,7 +227,7 @@ def main() -> None:
     done = {(row["collection"], row["road"], row["seed"]) for row in map(json.loads, rows)}
     roads = TEXT | LABELS | {"teacher": Road("distill", passages, TEACHER.keys | {"teacher": options.teacher})}
     dev = load_pairs(options.data / DEV)
-    elsewhere = spearman(fast(SentenceEncoder.load(ENCODER, max_tokens=TOKENS)), dev)
+    elsewhere = spearman(in_bf16(SentenceEncoder.load(ENCODER, max_tokens=TOKENS)), dev)
     for seed in options.seeds:
         for name in options.roads:
             for folder in options.collections:

@@ -6,6 +6,7 @@ Used by both sides, so that all commands have the same spelling, help and errors
 import difflib
 import inspect
 import json
+import os
 import re
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
@@ -56,6 +57,8 @@ class Options(BaseSettings):
         after --help.
         """
         words = sys.argv[1:] if arguments is None else list(arguments)
+        if other := next((word for word in words if not _is_utf8(word)), None):
+            raise OptionError(f"{os.fsencode(other)!r} is not UTF-8; rename the file that it names")
         titles = {flag(name): title for title, names in cls.groups.items() for name in names}
         try:
             source = CliSettingsSource[Any](
@@ -125,6 +128,14 @@ class _Switch(BooleanOptionalAction):
     ) -> None:
         opposite = "--" + str(option_string).removeprefix("--no-")
         setattr(namespace, self.dest, opposite == option_string or opposite not in self.option_strings)
+
+
+def _is_utf8(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def flag(name: str) -> str:

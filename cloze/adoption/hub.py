@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cloze.encoding.bundle import located
+from cloze.encoding.bundle import locate
 from cloze.encoding.errors import ClozeError, first_line
 
 CONFIGURATION: Final = ("*.json", "*.txt", "*.model", "README.md")
@@ -33,18 +33,18 @@ def looks_local(source: str) -> bool:
 
 
 def model_folder(source: str, revision: str | None = None, *, graph: bool = False) -> Path:
-    """Where a model's files are; a hub name, which may have a revision, is `fetched`. Raises HubError, BundleError."""
-    folder = located(source)
+    """Where a model's files are; a hub name, which may have a revision, is fetched. Raises HubError, BundleError."""
+    folder = locate(source)
     if folder.is_dir():
         if revision is not None:
             raise HubError(f"--revision is {revision!r}, and {source} is a folder: leave it out")
         return folder
     if looks_local(source):
         raise HubError(f"{source!r} is not a folder; give the folder of a model, or its name on the hub")
-    return fetched(source, revision, graph=graph)
+    return fetch(source, revision, graph=graph)
 
 
-def fetched(name: str, revision: str | None = None, *, graph: bool = False) -> Path:
+def fetch(name: str, revision: str | None = None, *, graph: bool = False) -> Path:
     """Fetch a model of the hub, and return its folder in the local cache.
 
     That is its configuration, its tokenizer and its weights, or with `graph` its ONNX graph. Raises HubError.
@@ -55,7 +55,7 @@ def fetched(name: str, revision: str | None = None, *, graph: bool = False) -> P
     return folder
 
 
-def explained(error: BaseException, name: str, revision: str | None = None) -> str | None:
+def explain_hub_error(error: BaseException, name: str, revision: str | None = None) -> str | None:
     """Why the hub did not give a model, and the next step; None if the error is not one of the hub."""
     from huggingface_hub import constants, errors
 
@@ -102,7 +102,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str], graph: bool)
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)))
     except Exception as error:  # of huggingface_hub, of its HTTP library and of the disk
-        if reason := explained(error, name, revision):
+        if reason := explain_hub_error(error, name, revision):
             raise HubError(reason) from error
         raise
 

@@ -178,7 +178,7 @@ class Bundle:
 
         Raises BundleError, which names the missing, altered or unreadable file and the next step.
         """
-        folder = located(path)
+        folder = locate(path)
         try:
             spec = _read_spec(folder)
             created = int((folder / SPEC_FILE).stat().st_mtime)
@@ -328,7 +328,7 @@ def _check_place(folder: Path) -> None:
         raise BundleError(f"{folder} is the working directory or holds it, and would be replaced; go elsewhere first")
 
 
-def alterable(name: str | os.PathLike[str]) -> Bundle:
+def load_to_change(name: str | os.PathLike[str]) -> Bundle:
     """Load a bundle that is to be altered after long work. Raises BundleError, also for the one of the installation."""
     bundle = Bundle.load(Path(name))
     if bundle.path != Path(name):
@@ -346,7 +346,7 @@ def alterable(name: str | os.PathLike[str]) -> Bundle:
 
 
 @contextmanager
-def altered(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[Path]:
+def changing(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[Path]:
     """Yield a copy of a bundle's folder to alter, which is sealed and replaces the bundle at the end of the block.
 
     The graphs and all that decides a vector have to stay as they are. `provenance` replaces the bundle's own. Files of
@@ -388,7 +388,7 @@ def default_bundle() -> Path | None:
     return next((path for path in (package / DEFAULT, package.parent / "models" / DEFAULT) if path.is_dir()), None)
 
 
-def located(name: str | os.PathLike[str]) -> Path:
+def locate(name: str | os.PathLike[str]) -> Path:
     """Return the folder that is meant: `cloze-mini` is the default bundle, unless the working directory has a folder so
     called. Raises BundleError if this installation has none.
     """

@@ -40,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from cloze.training.export.bundle import write_bundle
     from cloze.training.export.card import provenance_of_others
     from cloze.training.export.parity import probes
-    from cloze.training.hub.adoption import adopted
+    from cloze.training.hub.adoption import load_sentence_transformer
     from cloze.training.model.encoder import SentenceEncoder
 
     def load(folder: Path) -> SentenceEncoder:
         console.print(f"{source}: comparing its tokens and vectors with those of sentence-transformers")
-        encoder = adopted(source, probes(PROBED), options.max_tokens, files)
+        encoder = load_sentence_transformer(source, probes(PROBED), options.max_tokens, files)
         encoder.backbone.config.save_pretrained(folder)
         encoder.tokenizer.save_pretrained(folder)
         return encoder

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from cloze.adoption.hub import looks_local
 from cloze.adoption.modules import MODULES_FILE, ST_CONFIG_FILE, AdoptionError, pooling_of, templates_of
-from cloze.encoding.bundle import SPEC_FILE, located, upgrade
+from cloze.encoding.bundle import SPEC_FILE, locate, upgrade
 from cloze.encoding.template import POOLINGS, TEXT
 from cloze.training.errors import RunError
 
@@ -21,8 +21,7 @@ RECIPE_FILE: Final = "recipe.toml"  # of a run
 PROVENANCE_FILE: Final = "run.json"  # of a finished one
 MODEL: Final = "model"  # folder of its encoder
 CONFIG_FILE: Final = "embedding_config.json"  # of an encoder that Cloze saved
-FORMER_CONFIG_FILE: Final = "reading.json"  # written by Cloze 0.1
-READING: Final = ("template", "pooling", "final_period")  # fields of an embedding configuration
+CONFIG_FIELDS: Final = ("template", "pooling", "final_period")  # fields of an embedding configuration
 
 Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 
@@ -33,7 +32,7 @@ def kind_of(source: str) -> Kind:
     `cloze-mini` is the bundle that comes with Cloze, unless there is a folder so called.
     Raises RunError for a run that is not finished, and for a folder or file that is none of these.
     """
-    path = located(source)
+    path = locate(source)
     if (path / SPEC_FILE).is_file():
         return "bundle"
     if (path / PROVENANCE_FILE).is_file() and (path / MODEL).is_dir():
@@ -57,7 +56,7 @@ def encoder_folder(source: str) -> str:
 
     Raises RunError for a run that is not finished, and BundleError.
     """
-    path = located(source)
+    path = locate(source)
     begun = any((path / name).is_file() for name in (RECIPE_FILE, PROVENANCE_FILE))
     if begun and kind_of(source) == "run":
         return str(path / MODEL)
@@ -66,11 +65,11 @@ def encoder_folder(source: str) -> str:
 
 def saved_config(folder: Path) -> Path | None:
     """The file of a saved model's embedding configuration; None if the folder has none."""
-    files = (folder / name for name in (CONFIG_FILE, FORMER_CONFIG_FILE))
-    return next((file for file in files if file.is_file()), None)
+    file = folder / CONFIG_FILE
+    return file if file.is_file() else None
 
 
-def own_reading(source: str) -> dict[str, Any] | None:
+def own_config(source: str) -> dict[str, Any] | None:
     """The template, the pooling and the final period with which an encoder is served; None if nothing says so.
 
     A run, a bundle and a model of sentence-transformers say so; a masked language model does not. Of a hub name, the
@@ -83,22 +82,22 @@ def own_reading(source: str) -> dict[str, Any] | None:
         fields = _json(saved)
         if not isinstance(fields, dict):
             raise RunError(f"{saved} does not hold an object of JSON; restore the folder")
-        return {key: value for key, value in upgrade(fields).items() if key in READING}
-    return _reading_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
+        return {key: value for key, value in upgrade(fields).items() if key in CONFIG_FIELDS}
+    return _config_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
 
 
-def keeps_reading(source: str, given: BaseModel) -> bool:
+def keeps_own_config(source: str, given: BaseModel) -> bool:
     """Whether a recipe's template, pooling and final period are those with which the encoder is served by itself.
 
     Raises RunError, BundleError.
     """
-    own = own_reading(source) or {}
+    own = own_config(source) or {}
     return bool(own) and own == given.model_dump(include=set(own))
 
 
 def of_library(source: str) -> bool:
     """Whether sentence-transformers saved an encoder that is neither run nor bundle: a folder or a hub name."""
-    folder = located(source)
+    folder = locate(source)
     file = folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE)
     return file is not None and file.is_file()
 
@@ -116,7 +115,7 @@ def named_templates(source: str) -> dict[str, str]:
 
 def learnt_sentences(source: str) -> bool:
     """Whether an encoder was trained for sentences, as far as is known: a run of `pretrain` was not."""
-    path = located(source)
+    path = locate(source)
     return not (path / PROVENANCE_FILE).is_file() or provenance_in(path)["recipe"]["method"] != "mlm"
 
 
@@ -131,8 +130,8 @@ def provenance_in(run: Path) -> dict[str, Any]:
     return dict(provenance)
 
 
-def _reading_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | None:
-    """The reading of a sentence-transformers model, whose files `file` finds; None if it is not such a model."""
+def _config_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | None:
+    """The template and the pooling of a model of sentence-transformers whose files `file` finds; None of any other."""
     rows = [row for row in _json(file(MODULES_FILE)) or [] if isinstance(row, dict)]  # loading says what else is wrong
     path = next((row.get("path") for row in rows if str(row.get("type")).endswith("Pooling")), None)
     pooling = _json(file(f"{path}/config.json")) if path else None

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cloze.command import run
 from cloze.options import Options
@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     console = Console(width=None if sys.stdout.isatty() else 110)  # a pipe has no width of its own
     for text, likeliest in zip(options.texts, words.words(options.texts, options.top_k), strict=True):
-        table = Table(title=escape(text), title_justify="left", min_width=30)
+        table = Table(title=Text(text), title_justify="left", min_width=30)
         table.add_column("token")
         table.add_column("probability", justify="right")
         for word, probability in likeliest:
-            table.add_row(escape(word), f"{probability:.4f}")
+            table.add_row(Text(word), f"{probability:.4f}")
         console.print(table)
 
 

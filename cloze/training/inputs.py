@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from huggingface_hub import try_to_load_from_cache
 
-from cloze.encoding.bundle import sha256
+from cloze.encoding.bundle import SPEC_FILE, Bundle, sha256
+from cloze.encoding.calibration import CALIBRATION_FILE
+from cloze.encoding.heads import HEAD_FOLDER
 from cloze.training.data.corpus import files_of
 from cloze.training.encoder_source import encoder_folder
 from cloze.training.recipes.recipe import Recipe
@@ -34,8 +36,19 @@ def _digest(place: str) -> str:
     if path.is_file():
         return sha256(path)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_beside(file.relative_to(path)))
         lines = "\n".join(f"{file.relative_to(path)} {sha256(file)}" for file in files)
+        if (path / SPEC_FILE).is_file():
+            lines += f"\n{Bundle.load(path).spec.space}"
         return hashlib.sha256(lines.encode()).hexdigest()
     config = try_to_load_from_cache(place, "config.json")
     return Path(config).parent.name if isinstance(config, str) else ""
+
+
+def _is_beside(file: Path) -> bool:
+    """Whether a file of a model's folder decides no vector: hidden files, cards, and what `cloze head` and others add.
+
+    A bundle's contract changes with these; its vector space does not.
+    """
+    added = file.parts[0] == HEAD_FOLDER or file.name in (CALIBRATION_FILE, SPEC_FILE)
+    return added or file.suffix in (".md", ".svg") or any(part.startswith(".") for part in file.parts)

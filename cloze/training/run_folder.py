@@ -18,10 +18,9 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -30,6 +29,7 @@ from safetensors import SafetensorError
 from cloze.command import is_full
 from cloze.encoding.bundle import SPEC_FILE, Bundle, Source
 from cloze.encoding.files import check_folder, write_whole
+from cloze.machine import versions
 from cloze.training.data.corpus import Corpus
 from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder, provenance_in
 from cloze.training.errors import RunError
@@ -54,6 +54,8 @@ class Run:
         run = cls(path)
         if run.recipe_file.is_file():
             raise RunError(f"{path} is a run; continue it with --resume {path}, or choose another --out")
+        if path.is_symlink() and not path.exists():
+            raise RunError(f"{path} is a link to {path.readlink()}, which does not exist; choose another --out")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunError(f"{path} is not an empty folder; choose another --out")
         return run
@@ -77,6 +79,8 @@ class Run:
         if any(path.glob("seed-*/recipe.toml")):
             raise RunError(f"{path} holds one run per seed; continue them with the command that started them")
         if not run.recipe_file.is_file():
+            if run.provenance_file.is_file():
+                raise RunError(f"{path} is finished: cloze average or cloze adapt made it of other runs")
             raise RunError(f"{path} is not a run folder (no recipe.toml); start one: cloze fit RECIPE --out {path}")
         return run
 
@@ -91,6 +95,11 @@ class Run:
     @property
     def encoder_data_file(self) -> Path:
         return self.path / "encoder_data.json"
+
+    @property
+    def encoder_digest(self) -> str:
+        """The digest of the encoder that the run began with; "" where nothing says it, as of a mean of runs."""
+        return next((digest for name, digest in self._inputs.items() if name.startswith("encoder ")), "")
 
     @property
     def inputs_file(self) -> Path:
@@ -206,16 +215,22 @@ class Run:
 
         Every process compares its own files, which may lie on the disk of its node.
         """
-        sources = _sources(corpus)
-        before = json.loads(self.data_file.read_text(encoding="utf-8"))
-        if before != sources:
-            changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
-            raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
-        if self.inputs_file.is_file():  # a run that an earlier version began has none
-            before = json.loads(self.inputs_file.read_text(encoding="utf-8"))
-            names = before.keys() | inputs.keys()
-            if changed := ", ".join(sorted(name for name in names if inputs.get(name) != before.get(name))):
-                raise RunError(f"{changed} has changed since {self.path} began; restore it, or train anew")
+        if changed := _different_texts(_read_json(self.data_file), _sources(corpus)):
+            raise RunError(
+                f"the text has changed since {self.path} began ({', '.join(changed)}); restore it, or train anew"
+            )
+        if changed := _different_inputs(self._inputs or inputs, inputs):
+            raise RunError(f"{', '.join(changed)} has changed since {self.path} began; restore it, or train anew")
+
+    def differences(self, other: Self) -> list[str]:
+        """Names of the text, the models and the files that the two runs did not read alike."""
+        texts = _different_texts(_read_json(self.data_file), _read_json(other.data_file))
+        return texts + _different_inputs(self._inputs, other._inputs)
+
+    @property
+    def _inputs(self) -> dict[str, str]:
+        """The digests of models and files; none of a mean of runs, and of a run that version 0.2 began."""
+        return dict(_read_json(self.inputs_file)) if self.inputs_file.is_file() else {}
 
     def rewind(self, processes: int = 1) -> Path | None:
         """Remove what a killed process left incomplete; return the newest complete checkpoint, or None to start again.
@@ -264,20 +279,30 @@ class Run:
             "seeds": [recipe.seed],
             "rows": len(corpus),
             "held_out": len(corpus.held_out),
-            "versions": _versions(),
+            "versions": versions(("torch", "transformers", "tokenizers", "accelerate")),
             **figures,
         }
         self.write_provenance(provenance)
 
     def _all_data(self, corpus: Corpus) -> list[dict[str, Any]]:
         """The files of text of the encoder and of this run, each once."""
-        has_encoder_data = self.encoder_data_file.is_file()  # a run that an earlier version began has none
-        encoder_data = json.loads(self.encoder_data_file.read_text(encoding="utf-8")) if has_encoder_data else []
+        has_encoder_data = self.encoder_data_file.is_file()  # a run that version 0.2 began has none
+        encoder_data = _read_json(self.encoder_data_file) if has_encoder_data else []
         return _distinct([*encoder_data, *_sources(corpus)])
 
     def write_provenance(self, provenance: dict[str, Any]) -> None:
         """Write the last file of a run, which marks it as finished."""
         _write_json(self.provenance_file, provenance)
+
+
+def _different_texts(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[str]:
+    """Names of the files of only one of two lists; or that these have another order."""
+    apart = [source["name"] for source in (*now, *before) if source not in before or source not in now]
+    return list(dict.fromkeys(apart)) or ([] if before == now else ["their order"])
+
+
+def _different_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in before.keys() | now.keys() if now.get(name) != before.get(name))
 
 
 def parent_name(encoder: str) -> str:
@@ -302,7 +327,7 @@ def provenance_of_encoder(encoder: str) -> dict[str, Any]:
         "commit": _commit(),
         "seeds": [],
         "rows": 0,
-        "versions": _versions(),
+        "versions": versions(("torch", "transformers", "tokenizers", "accelerate")),
     }
 
 
@@ -348,8 +373,8 @@ def _distinct(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({source["sha256"]: source for source in sources}.values())
 
 
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")}
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _write_json(path: Path, content: object) -> None:

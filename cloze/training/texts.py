@@ -30,8 +30,8 @@ from cloze.encoding.files import check_folder
 from cloze.encoding.rows import SEMICOLON, SEPARATORS
 from cloze.options import Options
 from cloze.training.bar import bar, console
-from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_records
-from cloze.training.data.words import words_of
+from cloze.training.data.corpus import Corpus, files_below, read_corpus, read_lines, read_records
+from cloze.training.data.words import lower_words, words_of
 from cloze.training.errors import CorpusError, RunError
 
 Count = Annotated[int, Field(ge=0)]
@@ -72,7 +72,7 @@ class TextsOptions(Options):
         10_000,
         description="passages of each source to keep out of training, with at most a tenth of its sentences",
     )
-    held_out_queries: Count = Field(2_000, description="most queries of each source's collection")
+    held_out_queries: Annotated[int, Field(ge=1)] = Field(2_000, description="most queries of each source's collection")
     exclude: CliVariadicArg[list[Path]] = Field(
         [], description="files and folders with evaluation data, whose texts and sentences must not occur"
     )
@@ -274,7 +274,7 @@ def query_of(sentence: str, rng: random.Random, fewest: int = 1) -> str:
 
 def _digest(text: str) -> int:
     """Of the words alone: a text with other punctuation or capitals is the same text."""
-    words = " ".join(words_of(text.casefold()))
+    words = " ".join(lower_words(text))
     return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little")
 
 
@@ -285,17 +285,18 @@ def _texts_of(path: Path) -> Iterator[str]:
     """
     if not path.exists():
         raise CorpusError(f"--exclude {path} does not exist; give a file or a folder")
-    files = (file for file in sorted(path.rglob("*")) if not file.name.startswith(".")) if path.is_dir() else [path]
-    for file in bar(list(filter(Path.is_file, files)), desc="excluding", unit=" files"):
-        if file.suffix == ".parquet":
+    files = files_below(path) if path.is_dir() else [path]
+    for file in bar(files, desc="excluding", unit=" files"):
+        endings = [suffix.lower() for suffix in file.suffixes]
+        if endings[-1:] == [".parquet"]:
             yield from (text for _, record in read_records(file) for text in _strings(record))
             continue
         lines = _lines(file)
-        if ".json" in file.suffixes:
+        if ".json" in endings:
             yield from _json_strings("".join(lines))
         for line in lines:
             yield from (line, *line.split("\t"), *_json_strings(line))
-        if ".csv" in file.suffixes:
+        if ".csv" in endings:
             for separator in (*SEPARATORS.values(), SEMICOLON):
                 for rows in ([line] for line in lines):
                     yield from _cells(rows, separator)

@@ -8,7 +8,7 @@ import pytest
 from hub_server import TOKEN, Hub, commit_of, hub_server
 from huggingface_hub import constants
 
-from cloze.adoption.hub import HubError, explained, fetched, model_folder
+from cloze.adoption.hub import HubError, explain_hub_error, fetch, model_folder
 from cloze.training.errors import EncoderError
 from cloze.training.model.encoder import SentenceEncoder
 
@@ -65,38 +65,38 @@ def names(folder: Path) -> set[str]:
 
 
 def test_configuration_and_weights_are_fetched_and_no_code(hub: Hub) -> None:
-    assert names(fetched("rain/model")) == {*FILES, DENSE}
+    assert names(fetch("rain/model")) == {*FILES, DENSE}
     assert not any(path.endswith(".py") for path in hub.asked)
 
 
 def test_the_graph_is_fetched_instead_of_the_weights() -> None:
     weights = {"model.safetensors"}
-    assert names(fetched("rain/model", graph=True)) == {*FILES, "onnx/model.onnx", "onnx/model.onnx_data"} - weights
+    assert names(fetch("rain/model", graph=True)) == {*FILES, "onnx/model.onnx", "onnx/model.onnx_data"} - weights
 
 
 def test_weights_of_torch_are_fetched_where_there_are_no_others() -> None:
-    assert names(fetched("rain/pickled")) == {"config.json", "pytorch_model.bin"}
+    assert names(fetch("rain/pickled")) == {"config.json", "pytorch_model.bin"}
 
 
 def test_a_revision_is_a_branch_or_a_commit(hub: Hub) -> None:
     for revision in ("v1", commit_of(hub.folders["rain/model"]["v1"])):
-        assert (fetched("rain/model", revision) / "modules.json").read_text() == "v1: modules.json"
-    assert (fetched("rain/model") / "modules.json").read_text() == "main: modules.json"
+        assert (fetch("rain/model", revision) / "modules.json").read_text() == "v1: modules.json"
+    assert (fetch("rain/model") / "modules.json").read_text() == "main: modules.json"
 
 
 def test_what_was_fetched_is_there_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = fetched("rain/model")
+    folder = fetch("rain/model")
     use("http://127.0.0.1:9", monkeypatch)
-    assert fetched("rain/model") == folder
+    assert fetch("rain/model") == folder
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetched("rain/model") == folder
+    assert fetch("rain/model") == folder
     with pytest.raises(HubError, match="is not complete in the local cache"):
-        fetched("rain/model", graph=True)
+        fetch("rain/model", graph=True)
 
 
 def test_a_token_opens_a_private_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert names(fetched("rain/private")) == names(fetched("rain/gated")) == {*FILES, DENSE}
+    assert names(fetch("rain/private")) == names(fetch("rain/gated")) == {*FILES, DENSE}
 
 
 UNKNOWN = "or it is private, and there is no folder of that name; check it, or set HF_TOKEN to a token that may read it"
@@ -113,7 +113,7 @@ FAILURES = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failure_is_one_line_with_the_next_step(name: str, hub: Hub) -> None:
     with pytest.raises(HubError) as failure:
-        fetched(name, "v9" if name == "rain/model" else None)
+        fetch(name, "v9" if name == "rain/model" else None)
     assert str(failure.value) == FAILURES[name].format(url=hub.url)
 
 
@@ -140,13 +140,13 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
         match=r"^the hub http://127\.0\.0\.1:9 could not be reached for rain/model \(.*\), and there is no folder of "
         "that name; check the network and HF_ENDPOINT, or give a folder$",
     ):
-        fetched("rain/model")
+        fetch("rain/model")
 
 
 def test_offline_mode_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError) as failure:
-        fetched("rain/model")
+        fetch("rain/model")
     assert str(failure.value) == (
         f"rain/model is not complete in the local cache {home}, and HF_HUB_OFFLINE is set; unset it, or give a folder"
     )
@@ -156,7 +156,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(home: Path, monkeypatch: pyt
     home.write_text("a file, in which no folder can be made", encoding="utf-8")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "cache"))
     with pytest.raises(HubError, match=rf"{home}.* cannot be written \(Not a directory\).*; set HF_HOME to a folder"):
-        fetched("rain/model")
+        fetch("rain/model")
 
 
 def test_folders_are_not_fetched(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,4 +175,4 @@ def test_folders_are_not_fetched(tmp_path: Path, hub: Hub, monkeypatch: pytest.M
 
 
 def test_other_errors_are_not_the_hubs() -> None:
-    assert explained(ValueError("of a file"), "rain/model") is None
+    assert explain_hub_error(ValueError("of a file"), "rain/model") is None

@@ -18,10 +18,10 @@ from cloze.encoding.bundle import (
     Bundle,
     EmbeddingConfig,
     Provenance,
-    alterable,
-    altered,
+    changing,
     default_bundle,
-    located,
+    load_to_change,
+    locate,
     seal,
     sha256,
     staging,
@@ -285,7 +285,7 @@ def test_a_bundle_that_was_replaced_meanwhile_is_not_altered(bundle: Path, tiny_
     loaded = Bundle.load(bundle)
     with staging(bundle) as folder:
         fill(folder, tiny_bert, b"another graph")
-    with pytest.raises(BundleError, match="was replaced since it was read; start again"), altered(loaded):
+    with pytest.raises(BundleError, match="was replaced since it was read; start again"), changing(loaded):
         pass
     assert (bundle / GRAPHS["int8"]).read_bytes() == b"another graph"
 
@@ -295,7 +295,7 @@ def test_files_of_others_stay_in_an_altered_bundle_and_are_not_its_own(bundle: P
     (bundle / ".git" / "refs" / "main").write_text("1")
     (bundle / "dangling").symlink_to(tmp_path / "nowhere")
     (bundle / "notes.txt").write_text("mine")
-    with altered(Bundle.load(bundle)) as folder:
+    with changing(Bundle.load(bundle)) as folder:
         (folder / "calibration.json").write_text("{}")
         (folder / "README.md").write_text("# altered\n")
     found = Bundle.load(bundle)
@@ -369,8 +369,8 @@ def test_the_bundle_of_the_installation_is_not_altered(
     monkeypatch.setattr(bundles, "default_bundle", lambda: bundle)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BundleError, match=rf"cloze-mini is part of the installation.*: cp -r {bundle} my-cloze-mini"):
-        alterable("cloze-mini")
-    assert alterable(bundle).path == bundle
+        load_to_change("cloze-mini")
+    assert load_to_change(bundle).path == bundle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are two renames")
@@ -451,11 +451,11 @@ def test_the_contract_is_written_last(tmp_path: Path, tiny_bert: Path, monkeypat
 
 def test_the_default_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert located("cloze-mini") == default_bundle() == Path(__file__).parents[2] / "models" / "cloze-mini"
-    assert located("other") == Path("other")
+    assert locate("cloze-mini") == default_bundle() == Path(__file__).parents[2] / "models" / "cloze-mini"
+    assert locate("other") == Path("other")
     assert Bundle.load("cloze-mini").name == "cloze-mini"
     Path("cloze-mini").mkdir()
-    assert located("cloze-mini") == Path("cloze-mini")  # the user's own
+    assert locate("cloze-mini") == Path("cloze-mini")  # the user's own
 
 
 def test_an_installation_without_the_default_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,4 +463,4 @@ def test_an_installation_without_the_default_says_so(tmp_path: Path, monkeypatch
     monkeypatch.setattr("cloze.encoding.bundle.default_bundle", lambda: None)
     with pytest.raises(BundleError, match="cloze-mini is not part of this installation; name the folder of a bundle"):
         Bundle.load("cloze-mini")
-    assert located("other") == Path("other")
+    assert locate("other") == Path("other")

@@ -16,7 +16,7 @@ from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import BundleError
 from cloze.training.evaluation.calibrate import main
 from cloze.training.evaluation.card import with_section
-from cloze.training.evaluation.curves import calibration_error, fitted
+from cloze.training.evaluation.curves import calibration_error, fit_curve
 
 Numbers = NDArray[np.float64]
 
@@ -57,14 +57,14 @@ def test_the_order_of_pairs_with_one_value_does_not_matter() -> None:
 def test_no_probability_is_certain() -> None:
     """Platt's targets: of 100 pairs of each label, 1 / 102 and 101 / 102."""
     cosines = np.concatenate([np.linspace(0, 0.4, 100), np.linspace(0.6, 1, 100)])
-    curve = fitted(cosines, np.repeat([0.0, 1.0], 100), wanted_precision=0.9)
+    curve = fit_curve(cosines, np.repeat([0.0, 1.0], 100), wanted_precision=0.9)
     assert curve.values[0] >= 1 / 102 - 1e-6
     assert curve.values[-1] <= 101 / 102 + 1e-6
 
 
 def test_the_errors_are_those_of_the_bins_that_are_shown() -> None:
     cosines, gold = drawn(1000, 5)
-    curve = fitted(cosines, gold)
+    curve = fit_curve(cosines, gold)
     for bins, error in ((curve.bins_before, curve.error_before), (curve.bins, curve.error)):
         assert len(bins) == 10
         assert sorted(bins) == list(bins)
@@ -74,7 +74,7 @@ def test_the_errors_are_those_of_the_bins_that_are_shown() -> None:
 
 
 def test_platts_curve_finds_the_probabilities_that_labels_were_drawn_from() -> None:
-    curve = fitted(*drawn(20_000, 12), wanted_precision=0.9)
+    curve = fit_curve(*drawn(20_000, 12), wanted_precision=0.9)
     cosines = np.linspace(-0.2, 1, 50)
     np.testing.assert_allclose(curve(cosines), 1 / (1 + np.exp(-12 * (cosines - 0.5))), atol=0.03)
     assert curve.error < 0.02 < 0.1 < curve.error_before
@@ -87,7 +87,7 @@ def test_platts_curve_finds_the_probabilities_that_labels_were_drawn_from() -> N
 def test_a_step_is_isotonic_and_a_scale_may_have_any_ends() -> None:
     cosines = np.random.default_rng(0).uniform(0, 1, 2000)
     gold = np.where(cosines < 0.8, 1.0, 3.0)
-    curve = fitted(cosines, gold)
+    curve = fit_curve(cosines, gold)
     assert curve.method == "isotonic"
     np.testing.assert_allclose(curve(np.array([0, 0.5, 0.79, 0.81, 1])), [1, 1, 1, 3, 3], atol=0.05)
     assert curve.thresholds == {}
@@ -96,7 +96,7 @@ def test_a_step_is_isotonic_and_a_scale_may_have_any_ends() -> None:
 def test_no_threshold_is_given_for_a_precision_that_is_not_reached() -> None:
     cosines = np.repeat(np.linspace(0, 1, 20), 100)
     labels = np.tile([0.0, 1.0], 1000)
-    assert set(fitted(cosines, labels, wanted_precision=0.99).thresholds) == {"F1"}
+    assert set(fit_curve(cosines, labels, wanted_precision=0.99).thresholds) == {"F1"}
 
 
 def write_pairs(file: Path, labels: list[str], column: str = "label") -> Path:

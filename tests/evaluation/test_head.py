@@ -14,10 +14,11 @@ from tiny_bundle import WORDS, write_bundle
 from cloze.command import run
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.heads import ClassifierHead
-from cloze.training.evaluation.classifiers import abstention_threshold, fitted
+from cloze.training.evaluation.classifiers import fit_head
 from cloze.training.evaluation.head import main
 from cloze.training.evaluation.measures import units
 from cloze.training.evaluation.own_data import load_label_sets
+from cloze.training.evaluation.task import least_threshold
 from cloze.training.model.graph_encoder import GraphEncoder
 
 Numbers = NDArray[np.float64]
@@ -35,7 +36,7 @@ def drawn(count: int, labels: int, seed: int = 0, sharpness: float = 6) -> tuple
 
 def learnt(vectors: Numbers, gold: NDArray[np.generic], labels: int, *, balanced: bool = False) -> ClassifierHead:
     names = [f"label {place}" for place in range(labels)]
-    return fitted(vectors, gold, names, "x.csv", balanced=balanced, wanted=0.9)
+    return fit_head(vectors, gold, names, "x.csv", balanced=balanced, wanted=0.9)
 
 
 @pytest.mark.parametrize("labels", [2, 4])
@@ -75,8 +76,8 @@ def test_the_threshold_is_that_of_a_loop() -> None:
         for value in sorted(set(confidence))
         if np.mean([each for each, sure in zip(right, confidence, strict=True) if sure >= value]) >= 0.9
     ]
-    assert abstention_threshold(confidence, right, 0.9) == reached[0]
-    assert abstention_threshold(confidence, np.zeros(400), 0.9) is None
+    assert least_threshold(confidence, right, 0.9) == reached[0]
+    assert least_threshold(confidence, np.zeros(400), 0.9) is None
 
 
 def test_of_labels_without_any_sense_no_threshold_is_found() -> None:

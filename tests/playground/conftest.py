@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tiny_bundle import graph, write_bundle
 from visitor import KEY, Visitor
 
-from cloze.encoding.bundle import Bundle, altered
+from cloze.encoding.bundle import Bundle, changing
 from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
@@ -47,7 +47,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     calibration = Calibration(
         meaning="score", lowest=0, highest=5, pairs=200, source="pairs.csv", curves={"fp32": curve}
     )
-    with altered(Bundle.load(write_bundle(folder / "alpha"))) as alpha:
+    with changing(Bundle.load(write_bundle(folder / "alpha"))) as alpha:
         (alpha / CALIBRATION_FILE).write_text(calibration.model_dump_json())
     write_bundle(folder / "beta", model=other)
     return folder

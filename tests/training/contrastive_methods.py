@@ -8,7 +8,7 @@ from recipes import load_recipe
 from torch import Tensor
 
 from cloze.training.methods import objective_of
-from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.contrastive import BatchObjective
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead, save_masked_lm
 
@@ -49,7 +49,7 @@ def add_masked_head(parent: Path, folder: Path, layers: int = 2) -> Path:
     return folder
 
 
-def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contrastive:
+def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> BatchObjective:
     fixed = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["5"]}
     fixed |= {"scale": ["2"]} if name == "scored" else {"temperature": ["0.5"]}
     fixed |= {key: [str(folder)] if value == ["ENCODER"] else value for key, value in words.items()}
@@ -57,7 +57,7 @@ def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contra
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     objective = objective_of(recipe.method)(encoder, recipe)
-    assert isinstance(objective, Contrastive)
+    assert isinstance(objective, BatchObjective)
     return objective.train(dropout)
 
 
@@ -75,7 +75,7 @@ def leaves(loss: Tensor) -> set[int]:
     return found
 
 
-def gradients(objective: Contrastive) -> dict[str, Tensor]:
+def gradients(objective: BatchObjective) -> dict[str, Tensor]:
     """The gradients since the last call, by the weight's name."""
     found = {key: weight.grad.clone() for key, weight in objective.named_parameters() if weight.grad is not None}
     objective.zero_grad()

@@ -23,7 +23,7 @@ from cloze.encoding.errors import ClozeError
 from cloze.training.adopt import main
 from cloze.training.evaluation.options import ModelOptions
 from cloze.training.evaluation.subjects import subjects
-from cloze.training.hub.adoption import adopted
+from cloze.training.hub.adoption import load_sentence_transformer
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 
@@ -124,13 +124,13 @@ def test_torch_gives_the_vectors_of_sentence_transformers(
     model = model_of(
         tmp_path, request.getfixturevalue(f"tiny_{'bert' if name == 'bert' else 'roberta'}"), name, pooling
     )
-    encoder = adopted(str(model), TEXTS)  # which compares them, too
+    encoder = load_sentence_transformer(str(model), TEXTS)  # which compares them, too
     np.testing.assert_allclose(unit(encoder.embed(TEXTS)), own_vectors(model, TEXTS), atol=1e-6)
 
 
 def test_a_decoder_is_read_at_its_last_token(tmp_path: Path, tiny_decoder: Path) -> None:
     model = saved(tmp_path, tiny_decoder, "qwen3", QWEN3, "lasttoken", [])
-    encoder = adopted(str(model), TEXTS)
+    encoder = load_sentence_transformer(str(model), TEXTS)
     own = encoder.text_encoder
     assert (own.special.cls, own.prefix_ids, own.suffix_ids) == (None, [], [own.special.pad])
     np.testing.assert_allclose(unit(encoder.embed(TEXTS)), own_vectors(model, TEXTS), atol=1e-6)
@@ -139,7 +139,7 @@ def test_a_decoder_is_read_at_its_last_token(tmp_path: Path, tiny_decoder: Path)
 def test_the_default_prompt_is_the_template(tmp_path: Path, tiny_bert: Path) -> None:
     model = model_of(tmp_path, tiny_bert)
     edit(model / "config_sentence_transformers.json", default_prompt_name="query")
-    encoder = adopted(str(model), TEXTS)
+    encoder = load_sentence_transformer(str(model), TEXTS)
     assert encoder.config.template == "find: [X]"
     assert encoder.config.templates == {"query": "find: [X]", "passage": "it says: [X]", "document": "it says: [X]"}
     np.testing.assert_allclose(unit(encoder.embed(FEW)), own_vectors(model, FEW), atol=1e-6)
@@ -149,7 +149,7 @@ def test_an_empty_prompt_is_not_the_default_one(tmp_path: Path, tiny_bert: Path)
     model = model_of(tmp_path, tiny_bert)
     prompts = {"query": "find: ", "document": ""}
     edit(model / "config_sentence_transformers.json", default_prompt_name="query", prompts=prompts)
-    assert adopted(str(model), TEXTS).config.templates == {"query": "find: [X]", "document": "[X]"}
+    assert load_sentence_transformer(str(model), TEXTS).config.templates == {"query": "find: [X]", "document": "[X]"}
 
 
 def test_folders_of_earlier_versions_are_read(tmp_path: Path, tiny_bert: Path) -> None:
@@ -161,7 +161,7 @@ def test_folders_of_earlier_versions_are_read(tmp_path: Path, tiny_bert: Path) -
     (model / "modules.json").write_text(json.dumps(rows))
     flags = {f"pooling_mode_{name}": name == "max_tokens" for name in ("cls_token", "mean_tokens", "max_tokens")}
     (model / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | flags))
-    np.testing.assert_allclose(unit(adopted(str(model), TEXTS).embed(FEW)), expected, atol=1e-6)
+    np.testing.assert_allclose(unit(load_sentence_transformer(str(model), TEXTS).embed(FEW)), expected, atol=1e-6)
 
 
 def test_scores_are_not_those_of_a_model_with_another_activation(tiny_bert: Path, tmp_path: Path) -> None:
@@ -188,10 +188,10 @@ def test_it_is_scored_as_it_reads(tmp_path: Path, tiny_bert: Path) -> None:
 
 def test_max_tokens_may_be_lower(tmp_path: Path, tiny_bert: Path) -> None:
     model = model_of(tmp_path, tiny_bert)
-    assert adopted(str(model), TEXTS).config.max_tokens == 48
-    assert adopted(str(model), TEXTS, 16).config.max_tokens == 16
+    assert load_sentence_transformer(str(model), TEXTS).config.max_tokens == 48
+    assert load_sentence_transformer(str(model), TEXTS, 16).config.max_tokens == 16
     with pytest.raises(ClozeError, match=r"max_tokens is 67; .* has positions for 66: lower it"):
-        adopted(str(model), TEXTS, 67)
+        load_sentence_transformer(str(model), TEXTS, 67)
 
 
 @pytest.mark.long
@@ -215,7 +215,7 @@ def test_all_minilm_agrees_by_every_road(tmp_path: Path) -> None:
     expected = own_vectors(model, TWENTY)
     bundle = Bundle.load(models / "mini")
     assert (bundle.spec.template, bundle.spec.pooling, bundle.spec.max_tokens) == ("[X]", "mean", 256)
-    np.testing.assert_allclose(unit(adopted(str(model), FEW).embed(TWENTY)), expected, atol=1e-5)
+    np.testing.assert_allclose(unit(load_sentence_transformer(str(model), FEW).embed(TWENTY)), expected, atol=1e-5)
     np.testing.assert_allclose(unit(GraphEncoder.of(bundle, "fp32").embed(TWENTY)), expected, atol=1e-5)
     halved = unit(GraphEncoder.of(bundle, "fp16").embed(TWENTY))
     assert (halved * expected).sum(1).min() > 0.999
@@ -324,9 +324,14 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path, tiny_bert: Path) -> Non
     run = tmp_path / "it-ran"
     (model / "modeling.py").write_text(f"open({str(run)!r}, 'w').close()\nclass Model: ...\nclass Config: ...\n")
     edit(model / "config.json", auto_map={"AutoConfig": "modeling.Config", "AutoModel": "modeling.Model"})
-    np.testing.assert_allclose(unit(adopted(str(model), TEXTS).embed(FEW)), own_vectors(model, FEW), atol=1e-6)
+    np.testing.assert_allclose(
+        unit(load_sentence_transformer(str(model), TEXTS).embed(FEW)), own_vectors(model, FEW), atol=1e-6
+    )
     edit(model / "config.json", model_type="somebodys-own")
-    for load in (lambda: adopted(str(model), TEXTS), lambda: SentenceEncoder.load(str(model), **PLAIN)):
+    for load in (
+        lambda: load_sentence_transformer(str(model), TEXTS),
+        lambda: SentenceEncoder.load(str(model), **PLAIN),
+    ):
         with pytest.raises(ClozeError, match="needs code of its own to be loaded, which Cloze does not run"):
             load()
     assert not run.exists()
@@ -399,4 +404,4 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_reads_its_padding_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
     model = saved(tmp_path, tiny_bert, "convbert", {"embedding_size": 32}, "mean", [])
     with pytest.raises(ClozeError, match=r"gives a text another vector beside longer texts, by .*the padding"):
-        adopted(str(model), TEXTS)
+        load_sentence_transformer(str(model), TEXTS)

@@ -19,7 +19,7 @@ from cloze.adoption.bundle import write
 from cloze.adoption.modules import AdoptionError, limit_of
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import ClozeError
-from cloze.training.hub.adoption import adopted
+from cloze.training.hub.adoption import load_sentence_transformer
 from cloze.training.model.graph_encoder import GraphEncoder
 
 TEXTS = [
@@ -95,7 +95,7 @@ def test_the_configuration_is_that_of_the_road_of_torch(
             edit(model / "tokenizer_config.json", model_max_length=512)
         write(str(model), model, tmp_path / "bundle")
         spec = Bundle.load(tmp_path / "bundle").spec
-        encoder = adopted(str(model), FEW)
+        encoder = load_sentence_transformer(str(model), FEW)
         assert {key: getattr(spec, key) for key in type(encoder.config).model_fields} == encoder.config.model_dump()
 
 

@@ -130,6 +130,13 @@ def test_a_parent_that_is_gone_is_named(runs: list[Path], tmp_path: Path) -> Non
     assert not (tmp_path / "mean").exists()
 
 
+def test_weights_may_be_of_any_size(runs: list[Path], tmp_path: Path) -> None:
+    average(runs, tmp_path / "plain")
+    average(runs, tmp_path / "huge", [1e308, 1e308])
+    plain, huge = (SentenceEncoder.load(str(tmp_path / name / "model")) for name in ("plain", "huge"))
+    assert torch.equal(plain.word_embeddings.weight, huge.word_embeddings.weight)
+
+
 def test_a_mean_of_equals_is_the_same(runs: list[Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(runs[0], copy)
@@ -175,6 +182,9 @@ def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path
         "needs two runs or more, or --parent-share; found 1": runs[:1],
         "is not a run": [runs[0], tiny_bert],
     }
+    for run in runs:  # as if each had begun with other weights
+        (run / "inputs.json").write_text(json.dumps({"encoder parents/tiny": run.name}), encoding="utf-8")
+    cases["have different parents of one name, 'tiny'; average runs that share one"] = runs
     for message, given in cases.items():
         with pytest.raises(RunError, match=message):
             average(given, tmp_path / "mean")

@@ -10,11 +10,11 @@ from harness import ROOT
 from recipes import arguments, load_recipe
 
 from cloze.encoding.bundle import Bundle
-from cloze.training.adaptation.rounds import loaded
-from cloze.training.encoder_source import encoder_folder, learnt_sentences, of_library, own_reading
+from cloze.training.adaptation.rounds import load_parent
+from cloze.training.encoder_source import encoder_folder, learnt_sentences, of_library, own_config
 from cloze.training.errors import EncoderError, RunError
 from cloze.training.fit import main
-from cloze.training.loop.soup import averaged
+from cloze.training.loop.soup import average_weights
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.pretrain import main as pretrain
@@ -41,11 +41,11 @@ def test_a_run_a_folder_and_a_bundle_say_how_they_are_read(tiny_bert: Path, tmp_
     SentenceEncoder.load(str(tiny_bert), **AT_MASK).save(tmp_path / "run" / "model")
     (tmp_path / "run" / "run.json").write_text("{}")
     assert encoder_folder(str(tmp_path / "run")) == str(tmp_path / "run" / "model")
-    assert own_reading(str(tmp_path / "run")) == own_reading(str(tmp_path / "run" / "model")) == AT_MASK
+    assert own_config(str(tmp_path / "run")) == own_config(str(tmp_path / "run" / "model")) == AT_MASK
     spec = Bundle.load(MODEL).spec
     own = {"template": spec.template, "pooling": spec.pooling, "final_period": spec.final_period}
-    assert own_reading(str(MODEL)) == own_reading("cloze-mini") == own
-    assert own_reading(str(tiny_bert)) is None  # a masked language model
+    assert own_config(str(MODEL)) == own_config("cloze-mini") == own
+    assert own_config(str(tiny_bert)) is None  # a masked language model
 
 
 def test_the_shipped_model_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_shipped_model_is_not_looked_for_on_the_hub(monkeypatch: pytest.Monk
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.chdir(tmp_path)
     assert not of_library("cloze-mini")
-    assert loaded("cloze-mini").config.pooling == "mask"
+    assert load_parent("cloze-mini").config.pooling == "mask"
     assert asked == []
     assert not of_library("somebody/mini")
     assert asked == [("somebody/mini", "modules.json")]
@@ -77,7 +77,7 @@ def test_the_shipped_model_is_not_looked_for_on_the_hub(monkeypatch: pytest.Monk
 def test_a_model_of_sentence_transformers_says_so_too(
     pooling: dict[str, Any], prompts: dict[str, Any] | None, expected: tuple[str, str] | None, tmp_path: Path
 ) -> None:
-    found = own_reading(library_model(tmp_path / "model", pooling, prompts))
+    found = own_config(library_model(tmp_path / "model", pooling, prompts))
     assert expected == (found and (found["template"], found["pooling"]))
 
 
@@ -87,7 +87,7 @@ def test_a_model_of_sentence_transformers_says_so_too(
 def test_a_damaged_provenance_is_one_line(content: str, tiny_bert: Path, tmp_path: Path) -> None:
     SentenceEncoder.load(str(tiny_bert), **AT_MASK).save(tmp_path / "model")
     (tmp_path / "run.json").write_text(content)
-    for read in (learnt_sentences, lambda name: averaged([Path(name)], parent_share=0.5)):
+    for read in (learnt_sentences, lambda name: average_weights([Path(name)], parent_share=0.5)):
         with pytest.raises(RunError, match=r"run\.json .*; restore the folder"):
             read(str(tmp_path))
 
@@ -97,16 +97,16 @@ def test_a_damaged_reading_is_one_line(file: str, tiny_bert: Path, tmp_path: Pat
     model = shutil.copytree(tiny_bert, tmp_path / "model")
     (model / file).write_text('[{"path": "1_Pooling"}, 3]')
     if file == "modules.json":
-        assert own_reading(str(model)) is None
+        assert own_config(str(model)) is None
         return
     with pytest.raises(RunError, match=r"embedding_config\.json does not hold an object of JSON"):
-        own_reading(str(model))
+        own_config(str(model))
 
 
 def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("")
     with pytest.raises(RunError, match="is a run that is not finished; continue it"):
-        own_reading(str(tmp_path))
+        own_config(str(tmp_path))
 
 
 def test_a_recipe_takes_the_encoders_own_template_and_pooling(tiny_bert: Path, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_recipe_takes_the_encoders_own_template_and_pooling(tiny_bert: Path, t
     assert read("promptbert-same", preset="roberta-base", **masked) == paper
     sbert = tmp_path / "sbert"  # a preset's encoder is read as the recipe says
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "own_reading", lambda _: {"template": "so: [X]", "pooling": "mean"})
+        patch.setattr(command, "own_config", lambda _: {"template": "so: [X]", "pooling": "mean"})
         assert read("sg-opt", preset="sbert-base") == ("[X]", "cls")
         assert read("sg-opt", preset="sbert-base", encoder=str(sbert)) == ("so: [X]", "mean")
     own = tmp_path / "own.toml"

@@ -30,7 +30,7 @@ def rows(output: str) -> list[tuple[str, str]]:
 def test_each_text_has_its_tokens_most_probable_first(
     model: Path, denoise: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = ["Two dogs run.", "Rain [b]falls[/b]."]
+    texts = ["Two dogs run.", "Rain [b]falls[/b] :heart: \\"]
     assert main([*texts, "--encoder", str(model), "--top-k", "4", *(["--denoise"] if denoise else [])]) is None
     output = capsys.readouterr().out
     assert all(text in output for text in texts)

@@ -416,6 +416,17 @@ def test_a_gpu_without_enough_memory_is_one_line(
     assert (code, last) == (2, f"error: CUDA out of memory. Tried to allocate 2.00 GiB; {advice}")
 
 
+def test_a_link_to_nothing_is_refused_before_the_model_is_loaded(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "out").symlink_to("/mnt/none")
+    with pytest.raises(RunError, match=r"out is a link to /mnt/none, which does not exist; choose another --out"):
+        main(["simcse", *words, "--out", str(tmp_path / "out")])
+
+
+def test_a_word_that_is_not_utf_8_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: main(["simcse", *words, "--corpus", os.fsdecode(b"caf\xe9.txt")])) == 2
+    assert capsys.readouterr().err == "error: b'caf\\xe9.txt' is not UTF-8; rename the file that it names\n"
+
+
 def test_a_run_in_the_way_says_how_to_continue(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

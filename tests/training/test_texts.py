@@ -133,12 +133,18 @@ def test_each_format_of_evaluation_data_is_excluded(corpus: str, tmp_path: Path)
     documents = [{"_id": "d", "text": " ".join(SENTENCES[990:1020])}]  # of which no sentence is a text of its own
     (data / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
     (data / "semicolons.csv").write_text("text;score\n" + "".join(f"{text};4,2\n" for text in SENTENCES[900:990]))
+    with (data / "CAPITALS.CSV").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["4.2", text] for text in SENTENCES[1020:1040]])
+    (tmp_path / "disk").mkdir()
+    spark = pa.table({"text": [text.encode() for text in SENTENCES[1040:1060]]})
+    parquet.write_table(spark, tmp_path / "disk" / "bytes.parquet")
+    (data / "linked").symlink_to(tmp_path / "disk")
     (data / ".hidden").write_bytes(b"\0\xff")
     (data / "latin.neg").write_bytes("\n".join(f"caf\xe9 {each}" for each in SENTENCES).encode("latin-1"))
     texts = made(tmp_path / "out", corpus, "--exclude", str(data))
     used = {sentence for each in texts for sentence in sources(each["text"])}
     assert used
-    assert used.isdisjoint(SENTENCES[:1020])
+    assert used.isdisjoint(SENTENCES[:1060])
 
 
 @pytest.mark.parametrize("text", ["हिन्दी भाषा में", "தமிழ் மொழி", "re\u0301sume\u0301", "မြန်မာ", "10² ½"])

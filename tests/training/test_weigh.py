@@ -16,7 +16,7 @@ from cloze.encoding.bundle import Bundle
 from cloze.training.average import main as average
 from cloze.training.export.__main__ import main as export
 from cloze.training.fit import main as fit
-from cloze.training.hub.adoption import adopted
+from cloze.training.hub.adoption import load_sentence_transformer
 from cloze.training.hub.sentence_transformer import write
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import Run
@@ -118,7 +118,7 @@ def test_a_model_of_the_library_keeps_its_limit_and_prompts(tiny_bert: Path, cor
     edit(model / "config_sentence_transformers.json", prompts={"query": "find: "})
     main([str(model), "--corpus", str(corpus), "--out", str(tmp_path / "weighed")])
     found = SentenceEncoder.load(str(tmp_path / "weighed"))
-    assert found.config == adopted(str(model), TEXTS).config
+    assert found.config == load_sentence_transformer(str(model), TEXTS).config
     assert found.token_weights is not None
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from cloze.encoding.bridge import Bridge, BridgeError
-from cloze.encoding.bundle import SPEC_FILE, Bundle, located, unreadable
+from cloze.encoding.bundle import SPEC_FILE, Bundle, locate, unreadable
 from cloze.encoding.errors import BundleError, ClozeError, OptionError
 from cloze.service.errors import ModelNotFound, SessionError, ValidationFailed
 from cloze.service.inference.health import HUNG, HUNG_AFTER
@@ -217,7 +217,7 @@ def _free(error: BaseException) -> None:
 
 def _folders(path: Path) -> list[Path]:
     """Return the bundle itself, or the bundles in the folder, by name."""
-    path = located(path)
+    path = locate(path)
     try:
         if (path / SPEC_FILE).exists() or not path.is_dir():
             return [path]

@@ -27,13 +27,13 @@ from cloze.encoding.bundle import Source
 from cloze.training.adaptation.documents import Document, read_documents
 from cloze.training.adaptation.held_out import HeldOutQueries
 from cloze.training.adaptation.pairs import Judgements, read_pairs
-from cloze.training.adaptation.rounds import DOCUMENT, Rounds, loaded, made_queries, searching
+from cloze.training.adaptation.rounds import DOCUMENT, Rounds, load_parent, make_queries, search_embedders
 from cloze.training.bar import console
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import CorpusError, EncoderError
 from cloze.training.evaluation.measures import mean_interval
 from cloze.training.loop.prepare import check_ranking_devices
-from cloze.training.loop.soup import averaged
+from cloze.training.loop.soup import average_weights
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import ADAPTED, Run, provenance_of_encoder
 
@@ -75,7 +75,7 @@ def adapt(
     judged = _smaller(_judgements(pairs, documents, columns), seed)
     _show(judged, documents, pairs)
     synthetic = None if pairs else _synthetic_queries(judged.documents, seed)
-    parent = loaded(encoder)
+    parent = load_parent(encoder)
     if parent.token_weights is not None:
         raise EncoderError(
             f"{encoder} came from cloze weigh, and a mean of weights cannot hold what it added; give the encoder that "
@@ -153,7 +153,7 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
         console.print(
             f"round {number} of {ROUNDS}: {len(learnt)} queries to learn from, {len(held_out.queries)} held out"
         )
-        before.append(held_out.scores(*searching(rounds.parent)))
+        before.append(held_out.scores(*search_embedders(rounds.parent)))
         runs.append(rounds.train(f"round-{number}", learnt, everything, held_out.queries))
         scores.append({share: _scores(runs[-1], held_out, share, rounds.parent) for share in SHARES})
     after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
@@ -173,12 +173,12 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
 
 def _scores(run: Path, held_out: HeldOutQueries, share: float, parent: SentenceEncoder) -> NDArray[np.float64]:
     """nDCG@10 of each query, of the mean of a round and the parent, which has this share."""
-    return held_out.scores(*searching(_mean_of([run], share, parent)[0]))
+    return held_out.scores(*search_embedders(_mean_of([run], share, parent)[0]))
 
 
 def _mean_of(runs: Sequence[Path], share: float, parent: SentenceEncoder) -> tuple[SentenceEncoder, dict[str, Any]]:
     """The mean of rounds and the parent, which reads as many tokens as the parent, and its provenance."""
-    mean, provenance = averaged(runs, parent_share=share)
+    mean, provenance = average_weights(runs, parent_share=share)
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": parent.config.max_tokens}))
     return mean, provenance
 
@@ -187,7 +187,7 @@ def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements,
     """Queries made of some documents, to be held out, and those documents' indices. Raises CorpusError."""
     order = np.random.default_rng(seed).permutation(len(documents))
     queried = sorted(order[: min(MADE, len(documents) // 3)].tolist())
-    queries = made_queries(documents, queried, seed)
+    queries = make_queries(documents, queried, seed)
     if len(queries) < FEWEST_QUERIES:
         raise CorpusError(
             f"of {len(queried)} documents only {len(queries)} have two sentences or more, one of which could be a "
@@ -204,7 +204,7 @@ def _without_labels(rounds: Rounds, synthetic: Judgements, queried: Sequence[int
     shortened = [synthetic.documents[place] for place in queried]  # without the sentences taken out
     vectors[queried] = rounds.embedded(DOCUMENT, shortened)
     held_out = rounds.held_out_of(synthetic, list(range(len(synthetic))), vectors)
-    before, run = held_out.scores(*searching(rounds.parent)), rounds.train("round-1", [], sources)
+    before, run = held_out.scores(*search_embedders(rounds.parent)), rounds.train("round-1", [], sources)
     scores = {share: _scores(run, held_out, share, rounds.parent) for share in CAUTIOUS}
     return AdaptationResult([run], before, scores, judged=False)
 

@@ -17,7 +17,7 @@ from bs4.element import NavigableString
 from markdown_it import MarkdownIt
 
 from cloze.training.bar import bar, console
-from cloze.training.data.corpus import read_lines, read_records
+from cloze.training.data.corpus import files_below, read_lines, read_records
 from cloze.training.errors import CorpusError
 
 PASSAGE_WORDS: Final = 200
@@ -83,7 +83,7 @@ def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> s
             f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name those of text with "
             f"--document-columns, and call that of ids {NAMES[1]}"
         )
-    if nested := [column for column in chosen if isinstance(record[column], dict | list)]:
+    if nested := [column for column in chosen if isinstance(record[column], dict | list | bytes)]:
         raise CorpusError(f"{location}: {nested[0]} is {record[nested[0]]!s:.60}; write a text")
     return " ".join(str(record[column]).strip() for column in chosen if record[column] is not None).strip()
 
@@ -91,7 +91,7 @@ def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> s
 def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
     """The documents of a file, or of a folder's files below any depth, by name. Raises CorpusError."""
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and not _hidden(file.relative_to(path))]
+        files = files_below(path)
         texts = [file for file in files if file.suffix.lower() in TEXT_FILES]
         if not texts:
             raise CorpusError(f"{path} has no file {', '.join(TEXT_FILES)}; name tables ({', '.join(TABLES)}) as files")
@@ -130,10 +130,6 @@ def _of_files(files: dict[str, Path], folder: Path) -> Iterator[Document]:
         raise CorpusError(problems[0] + others)
     if empty:
         console.print(f"{folder}: {len(empty):,} files have no text, such as {empty[0]}")
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _passages(file: Path, name: str) -> Iterator[Document]:

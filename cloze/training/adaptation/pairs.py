@@ -25,7 +25,7 @@ from cloze.training.bar import console
 from cloze.training.data.corpus import finite_score, read_records
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.own_data import TRUTH
-from cloze.training.evaluation.search import load_collection
+from cloze.training.evaluation.search import check_grade, load_collection
 
 KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns, the first that are all there
     "scored": (("query", "document", "score"), ("query", "document", "label"), ("sentence1", "sentence2", "label")),
@@ -121,7 +121,7 @@ def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[
     missing = [name for name in names if name not in record]
     if missing:
         raise CorpusError(f"{location}: no column {missing[0]!r}; it has {', '.join(map(str, record))}")
-    if nested := [name for name in names if isinstance(record[name], dict | list)]:
+    if nested := [name for name in names if isinstance(record[name], dict | list | bytes)]:
         raise CorpusError(f"{location}: {nested[0]} is {record[nested[0]]!s:.60}; write one text, in a row of its own")
     return ["" if record[name] is None else str(record[name]).strip() for name in names]
 
@@ -165,8 +165,13 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
 
 
 def _grade(cell: str, location: str) -> float:
+    """The score of a row. Raises CorpusError."""
     truth = TRUTH.get(cell.lower())
-    return finite_score(cell, location) if truth is None else truth
+    if truth is not None:
+        return truth
+    grade = finite_score(cell, location)
+    check_grade(grade, location)
+    return grade
 
 
 def _texts_by_name(documents: Sequence[Document]) -> dict[str, list[str]]:
@@ -237,7 +242,8 @@ def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
     answered = [place for place, text in enumerate(texts) if any(len(members[label]) > 1 for label in labels[text])]
     if len(members) < 2 or not answered:
         raise CorpusError(
-            f"{path} has {len(members)} labels for {len(texts)} texts; give two labels or more, with texts"
+            f"{path} has {len(members)} labels for {len(texts)} texts; give two labels or more, each with two texts or "
+            "more"
         )
     queries = _sample(answered, CLASS_QUERIES, rng)
     grades = [

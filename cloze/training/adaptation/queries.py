@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
-from cloze.training.data.lexical import lower_words
+from cloze.training.data.words import lower_words
 from cloze.training.texts import query_of
 
 ENDS: Final = re.compile(r"(?<=[.!?;:])\s+")

@@ -25,10 +25,10 @@ from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.bar import console
 from cloze.training.data.lexical import Lexical
-from cloze.training.encoder_source import of_library, own_reading
+from cloze.training.encoder_source import of_library, own_config
 from cloze.training.errors import EncoderError
 from cloze.training.evaluation.measures import Embed, units
-from cloze.training.hub.adoption import refuse_layers_behind, served
+from cloze.training.hub.adoption import load_as_served, refuse_layers_behind
 from cloze.training.loop.run import fit
 from cloze.training.methods.ranking import search_embed
 from cloze.training.methods.teacher import embedded_list
@@ -56,7 +56,7 @@ class Rounds:
     def __init__(self, encoder: str, parent: SentenceEncoder, judged: Judgements, folder: Path, seed: int) -> None:
         """`parent` is what `encoder` names, and `judged` has the documents and the queries of all rounds."""
         self.encoder, self.parent, self.judged, self.folder, self.seed = encoder, parent, judged, folder, seed
-        self._embed = search_embed(served(encoder) or parent)
+        self._embed = search_embed(load_as_served(encoder) or parent)
         self.vectors = self.embedded(DOCUMENT, judged.documents)
 
     def embedded(self, name: str, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -156,25 +156,25 @@ class Rounds:
         return Lexical(self.judged.documents)
 
 
-def loaded(encoder: str) -> SentenceEncoder:
+def load_parent(encoder: str) -> SentenceEncoder:
     """An encoder with its own template and pooling, also one that sentence-transformers saved. Raises ClozeError."""
-    reading = own_reading(encoder)
-    if reading is None:
+    config = own_config(encoder)
+    if config is None:
         raise EncoderError(
             f"nothing says how {encoder!r} is read; train it for sentences first, such as by `cloze fit promptbert`"
         )
     if of_library(encoder):
         refuse_layers_behind(encoder)
-        reading["max_tokens"], _ = limit_of(model_folder(encoder))
-    return SentenceEncoder.load(encoder, **reading)
+        config["max_tokens"], _ = limit_of(model_folder(encoder))
+    return SentenceEncoder.load(encoder, **config)
 
 
-def searching(encoder: SentenceEncoder) -> tuple[Embed, Embed]:
-    """`fast` in the template of queries, and in that of documents, where the encoder has them."""
-    return fast(encoder.named(QUERY)), fast(encoder.named(DOCUMENT))
+def search_embedders(encoder: SentenceEncoder) -> tuple[Embed, Embed]:
+    """`in_bf16` in the template of queries, and in that of documents, where the encoder has them."""
+    return in_bf16(encoder.named(QUERY)), in_bf16(encoder.named(DOCUMENT))
 
 
-def fast(encoder: SentenceEncoder) -> Embed:
+def in_bf16(encoder: SentenceEncoder) -> Embed:
     """In bf16 where the machine has it: twice as fast, and as exact as a ranking needs."""
 
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -184,7 +184,7 @@ def fast(encoder: SentenceEncoder) -> Embed:
     return embed
 
 
-def made_queries(documents: Sequence[str], places: Sequence[int], seed: int) -> Judgements:
+def make_queries(documents: Sequence[str], places: Sequence[int], seed: int) -> Judgements:
     """Documents, of those at `places` each without one sentence, which is a query for it (inverse cloze task)."""
     rng, texts, queries, grades = random.Random(seed), list(documents), list[str](), list[dict[int, float]]()
     for place in places:

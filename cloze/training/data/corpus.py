@@ -6,12 +6,13 @@ out and counted. The others go to a file on disk, so that a corpus may be larger
 """
 
 import math
+import os
 import random
 import tempfile
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import glob, has_magic
@@ -191,12 +192,34 @@ def files_of(path: str) -> list[Path]:
     if Path(path).is_file():
         return [Path(path)]
     if has_magic(path):
-        files = sorted(file for file in map(Path, glob(path, recursive=True)) if file.is_file())
+        files = sorted(_named_in_utf8(file) for file in map(Path, glob(path, recursive=True)) if file.is_file())
         if not files:
             raise CorpusError(f"no file matches {path}; check the pattern")
         return files
     problem = "is a folder" if Path(path).is_dir() else "does not exist"
     raise CorpusError(f"{path} {problem}; give the path of a file of sentences, or a pattern such as 'data/*.txt'")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files of a folder at any depth, by name, without hidden ones. Links to folders are followed.
+
+    Raises CorpusError for a name that is not UTF-8: no file that is written could hold it.
+    """
+    files, seen = list[Path](), set[str]()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        folders[:] = [] if real in seen else [name for name in folders if not name.startswith(".")]
+        files += [] if real in seen else [Path(parent, name) for name in names if not name.startswith(".")]
+        seen.add(real)
+    return sorted(_named_in_utf8(file) for file in files if file.is_file())
+
+
+def _named_in_utf8(file: Path) -> Path:
+    try:
+        str(file).encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(f"the name of the file {os.fsencode(file)!r} is not UTF-8; rename the file") from error
+    return file
 
 
 def check_not_read(out: Path, paths: Sequence[str]) -> None:
@@ -303,6 +326,17 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise CorpusError(f"{path} has two columns of the name {twice[0]!r}; rename one of them")
         read = [field.name for field in file.schema_arrow if not types.is_temporal(field.type)]
         batches = file.iter_batches(columns=read)
-        yield from enumerate((record for batch in batches for record in batch.to_pylist()), 1)
+        yield from enumerate((record for batch in batches for record in _with_texts(batch).to_pylist()), 1)
     except (ArrowException, OSError, OverflowError, ValueError) as error:
         raise CorpusError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from error
+
+
+def _with_texts(batch: Any) -> Any:
+    """A batch of parquet with text in place of bytes, as which Spark and others write it; other bytes stay."""
+    from pyarrow import ArrowInvalid, string, types
+
+    for place, column in enumerate(batch.schema):
+        if types.is_binary(column.type) or types.is_large_binary(column.type):
+            with suppress(ArrowInvalid):  # not UTF-8
+                batch = batch.set_column(place, column.name, batch.column(place).cast(string()))
+    return batch

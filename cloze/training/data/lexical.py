@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.training.bar import bar
-from cloze.training.data.words import words_of
+from cloze.training.data.words import lower_words
 
 NO_WORD: Final = ""  # stands in a document that has no word
 FLAT: Final = 1e-9  # a standard deviation of BM25 where no word of the query is in a document
@@ -36,8 +36,3 @@ def beside(cosines: NDArray[np.float32], words: NDArray[np.float32], weight: flo
     """A query's cosines with all documents (n), and its BM25 (n) in standard deviations times that of the cosines."""
     fit = (words - words.mean()) / max(words.std(), FLAT)
     return cosines + weight * cosines.std() * fit  # type: ignore[no-any-return]
-
-
-def lower_words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
-    return words_of(text.casefold())

@@ -166,7 +166,8 @@ class WeightedSampler(EpochSampler):
     def __init__(self, files: NDArray[np.int64], weights: Sequence[float], seed: int) -> None:
         super().__init__(len(files), seed)
         self.places = [torch.from_numpy(np.flatnonzero(files == number)) for number in range(len(weights))]
-        exact = self.size * np.array(weights) / sum(weights)
+        shares = np.array(weights) / max(weights)  # whose sum is finite
+        exact = self.size * shares / shares.sum()
         self.counts = np.floor(exact).astype(int)
         largest = np.argsort(self.counts - exact, kind="stable")
         self.counts[largest[: self.size - self.counts.sum()]] += 1

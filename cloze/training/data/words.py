@@ -12,3 +12,8 @@ def words_of(text: str) -> list[str]:
     """Without punctuation, with letters and their marks composed (NFC)."""
     words: list[str] = WORD.findall(normalize("NFC", text))
     return words
+
+
+def lower_words(text: str) -> list[str]:
+    """The same in lower case."""
+    return words_of(text.casefold())

@@ -7,7 +7,7 @@ from typing import Any, Final
 from huggingface_hub import EvalResult, ModelCard
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from cloze.encoding.bundle import GRAPHS, PRECISIONS, Bundle, Precision, Provenance, altered
+from cloze.encoding.bundle import GRAPHS, PRECISIONS, Bundle, Precision, Provenance, changing
 from cloze.training.errors import ExportError
 from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS
 from cloze.training.evaluation.suites.probes import FAR
@@ -55,7 +55,7 @@ def write_figures(
     merged = former | {precision: former.get(precision, {}) | dict(row) for precision, row in scores.items()}
     provenance = spec.provenance.model_copy(update={"scores": merged})
     sizes = {name: (path / GRAPHS[name]).stat().st_size for name in PRECISIONS if GRAPHS[name] in spec.files}
-    with altered(bundle, provenance) as folder:
+    with changing(bundle, provenance) as folder:
         file = folder / "README.md"
         card = with_figures(file.read_text(encoding="utf-8"), path.name, provenance, sizes, beside, machines)
         file.write_text(card, encoding="utf-8")

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
-from sklearn.metrics import f1_score, precision_recall_curve  # type: ignore[import-untyped]
+from sklearn.metrics import f1_score  # type: ignore[import-untyped]
 from sklearn.model_selection import StratifiedKFold, cross_val_predict  # type: ignore[import-untyped]
 
-from cloze.encoding.bundle import Bundle, altered
+from cloze.encoding.bundle import Bundle, changing
 from cloze.encoding.files import write_whole
 from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.training.bar import bar
@@ -27,6 +27,7 @@ from cloze.training.evaluation.curves import calibration_error
 from cloze.training.evaluation.measures import units
 from cloze.training.evaluation.own_data import load_label_sets, load_labels
 from cloze.training.evaluation.tables import markdown_table
+from cloze.training.evaluation.task import least_threshold
 from cloze.training.model.graph_encoder import GraphEncoder
 
 LEAST: Final = 8  # texts of each label, and without it where a text may have several
@@ -51,7 +52,7 @@ class Fit(NamedTuple):
     held_out: Numbers
 
 
-def learnt(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wanted: float) -> ClassifierHead:
+def learn_head(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wanted: float) -> ClassifierHead:
     """The head for a file of texts and labels, of which a text has several if there is a separator.
 
     Raises CorpusError.
@@ -64,10 +65,10 @@ def learnt(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wante
         texts, named = load_labels(train, LEAST)
         labels, gold = sorted(set(named)), np.unique(named, return_inverse=True)[1]
     vectors = units(GraphEncoder.of(bundle, bundle.precisions[0]).embed(texts))
-    return fitted(vectors, gold, labels, train.name, balanced=balanced, wanted=wanted)
+    return fit_head(vectors, gold, labels, train.name, balanced=balanced, wanted=wanted)
 
 
-def fitted(
+def fit_head(
     vectors: Numbers, gold: NDArray[np.generic], labels: Sequence[str], source: str, *, balanced: bool, wanted: float
 ) -> ClassifierHead:
     """The head for unit vectors (n, d).
@@ -97,7 +98,7 @@ def fitted(
     )
     probabilities = head.probabilities(fit.held_out)
     figures, confidence, right = _figures(probabilities, gold, several)
-    threshold = abstention_threshold(confidence, right, wanted)
+    threshold = least_threshold(confidence, right, wanted)
     if threshold is not None:
         figures[KEPT] = float((confidence >= threshold).mean())
     return head.model_copy(update={"threshold": threshold, "figures": {n: round(x, 4) for n, x in figures.items()}})
@@ -173,22 +174,13 @@ def _figures(
     return figures, confidence, right
 
 
-def abstention_threshold(confidence: Numbers, right: Numbers, wanted: float) -> float | None:
-    """The least probability from which on the wanted share of the answers is right; None if there is none."""
-    if not right.any():
-        return None
-    precision, _, values = precision_recall_curve(right, confidence)
-    reached = np.flatnonzero(precision[:-1] >= wanted)
-    return float(values[reached[0]]) if reached.size else None
-
-
 def _rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
 def write(bundle: Bundle, heads: dict[str, ClassifierHead]) -> None:
     """Put the files and a section of the card into the bundle, which is replaced as a whole."""
-    with altered(bundle) as folder:
+    with changing(bundle) as folder:
         shutil.rmtree(folder / HEAD_FOLDER, ignore_errors=True)
         if heads:
             (folder / HEAD_FOLDER).mkdir()

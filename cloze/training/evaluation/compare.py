@@ -20,7 +20,7 @@ from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.evaluation.options import NOT_COMPARED, OWN, CompareOptions, ScoringOptions
 from cloze.training.evaluation.sts import STS_TASKS
-from cloze.training.evaluation.subjects import fitting, is_server, subjects
+from cloze.training.evaluation.subjects import applicable_options, is_server, subjects
 from cloze.training.evaluation.suites import load_suites
 from cloze.training.evaluation.tables import digits, print_table
 from cloze.training.evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
@@ -173,7 +173,7 @@ def compare(options: CompareOptions) -> None:
         raise RunError(f"{options.out} is to be written, and is one of the files that are read; name another file")
     models = [model for model in options.models if model not in files]
     for model in models:
-        fitting(model, options)  # a wrong name is found before the models before it are scored
+        applicable_options(model, options)  # a wrong name is found before the models before it are scored
     if len(options.models) == 1 and models and (is_server(models[0]) or kind_of(models[0]) != "bundle"):
         raise RunError(f"{models[0]} is one model; give two or more to compare")
     if repeated := [model for model in options.models if options.models.count(model) > 1]:
@@ -201,7 +201,7 @@ def _is_file(model: str) -> bool:
 def _score(model: str, tasks: Sequence[Task], options: ScoringOptions) -> dict[str, list[Score]]:
     """The scores of a model, or of each precision of a bundle."""
     scores = {}
-    for subject in subjects(model, fitting(model, options)):
+    for subject in subjects(model, applicable_options(model, options)):
         name = f"{model} {subject.name}"
         scores[name] = score_tasks(subject, tasks, ScoreCache.open(options.cache), options.fresh)
     return scores

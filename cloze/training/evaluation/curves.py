@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.isotonic import IsotonicRegression  # type: ignore[import-untyped]
 from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
-from sklearn.metrics import precision_recall_curve  # type: ignore[import-untyped]
 from sklearn.model_selection import KFold  # type: ignore[import-untyped]
 
-from cloze.encoding.bundle import Bundle, alterable, altered
+from cloze.encoding.bundle import Bundle, changing, load_to_change
 from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve, Meaning
 from cloze.encoding.files import write_whole
 from cloze.training.errors import CorpusError
@@ -27,6 +26,7 @@ from cloze.training.evaluation.measures import Pairs, cosines_of
 from cloze.training.evaluation.own_data import columns_of, load_duplicates
 from cloze.training.evaluation.sts import is_benchmark, load_pairs
 from cloze.training.evaluation.tables import markdown_table
+from cloze.training.evaluation.task import best_f1, least_threshold
 from cloze.training.model.graph_encoder import GraphEncoder
 
 LEAST: Final = 100  # pairs, of each label where there are labels
@@ -45,14 +45,14 @@ Numbers = NDArray[np.float64]
 
 def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
     """Learn the curves of a bundle from a file of judged pairs, and write them into it. Raises ClozeError."""
-    bundle = alterable(path)
+    bundle = load_to_change(path)
     pairs, meaning = _judged(judged)
     gold = np.array(pairs.gold)
     lowest, highest = float(gold.min()), float(gold.max())
     curves = {}
     for precision in bundle.precisions:
         cosines = cosines_of(GraphEncoder.of(bundle, precision).embed, pairs)
-        curves[precision] = fitted(cosines, gold, wanted_precision if meaning == "probability" else None)
+        curves[precision] = fit_curve(cosines, gold, wanted_precision if meaning == "probability" else None)
     calibration = Calibration(
         meaning=meaning, lowest=lowest, highest=highest, pairs=len(pairs), source=judged.name, curves=curves
     )
@@ -66,7 +66,7 @@ def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
     console.print(f"{bundle.path / CALIBRATION_FILE}: written, with a section of the card")
 
 
-def fitted(cosines: Numbers, gold: Numbers, wanted_precision: float | None = None) -> Curve:
+def fit_curve(cosines: Numbers, gold: Numbers, wanted_precision: float | None = None) -> Curve:
     """The better of the two curves for these pairs, (n) each; with `wanted_precision`, gold is 0 or 1.
 
     Probabilities are fitted to Platt's targets (1999, section 2.2), which are never quite 0 or 1. Errors and thresholds
@@ -152,13 +152,9 @@ METHODS: Final[dict[str, Callable[[Numbers, Numbers, float, float], tuple[Number
 
 def _thresholds(predicted: Numbers, gold: Numbers, wanted: float) -> dict[str, float]:
     """The probability with the best F1, and the least one from which on the wanted precision is reached."""
-    precision, recall, values = precision_recall_curve(gold, predicted)
-    precision, recall = precision[:-1], recall[:-1]  # the last is of no threshold
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    thresholds = {"F1": float(values[f1.argmax()])}
-    if (reached := np.flatnonzero(precision >= wanted)).size:
-        thresholds[f"precision {wanted:g}"] = float(values[reached[0]])
-    return thresholds
+    _, best = best_f1(predicted, gold)
+    reached = least_threshold(predicted, gold, wanted)
+    return {"F1": best} | ({} if reached is None else {f"precision {wanted:g}": reached})
 
 
 def _judged(path: Path) -> tuple[Pairs, Meaning]:
@@ -176,7 +172,7 @@ def _judged(path: Path) -> tuple[Pairs, Meaning]:
 
 def _write(bundle: Bundle, calibration: Calibration) -> None:
     """Put the file and a section of the card into the bundle, which is replaced as a whole."""
-    with altered(bundle) as folder:
+    with changing(bundle) as folder:
         write_whole(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
         write_section(folder, TITLE, _section(calibration, _plotted(calibration, folder / PLOT_FILE)))
 

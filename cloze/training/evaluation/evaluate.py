@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cloze.encoding.bundle import alterable
+from cloze.encoding.bundle import load_to_change
 from cloze.encoding.files import check_folder, check_new_file, write_whole
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
@@ -27,7 +27,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.card and (is_server(options.path) or kind_of(options.path) != "bundle"):
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
     # Before the scores: if another bundle takes its place meanwhile, they are not written to that one's card.
-    bundle = alterable(options.path) if options.card else None
+    bundle = load_to_change(options.path) if options.card else None
     if options.beside and not options.card and not options.report:
         raise RunError("--beside is for the model card and the report; give --card or --report too")
     others, measured_on = dict[str, dict[str, float]](), dict[str, str]()

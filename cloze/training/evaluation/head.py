@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg
 
 from cloze.command import run
-from cloze.encoding.bundle import alterable
+from cloze.encoding.bundle import load_to_change
 from cloze.encoding.errors import OptionError
 from cloze.encoding.heads import HEAD_FOLDER, HEAD_NAME
 from cloze.options import Options
@@ -41,16 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = HeadOptions.parse(arguments, "cloze head")
 
     # torch takes seconds, for which help and a wrong option need not wait
-    from cloze.training.evaluation.classifiers import KEPT, learnt, write
+    from cloze.training.evaluation.classifiers import KEPT, learn_head, write
 
-    bundle = alterable(options.bundle)
+    bundle = load_to_change(options.bundle)
     heads = bundle.heads
     if options.remove:
         if heads.pop(options.name, None) is None:
             raise OptionError(f"{bundle.path} has no head {options.name!r}; it has {', '.join(heads) or 'none'}")
     else:
         assert options.train is not None
-        heads[options.name] = learnt(
+        heads[options.name] = learn_head(
             bundle, options.train, options.separator, balanced=options.balanced, wanted=options.wanted_accuracy
         )
     write(bundle, heads)

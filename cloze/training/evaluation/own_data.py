@@ -136,7 +136,7 @@ def _cells(path: Path, names: Sequence[str], may_be_empty: Sequence[str] = ()) -
         cells = [str(record[name]).strip() if record.get(name) is not None else "" for name in names]
         where = f"{path}, line {number}"
         for name, cell in zip(names, cells, strict=True):
-            if isinstance(record.get(name), list | dict):
+            if isinstance(record.get(name), list | dict | bytes):
                 raise CorpusError(f"{where}: {name} is {cell:.60}; write one text, as in a csv")
             if not cell and name not in may_be_empty:
                 needed = ", ".join(name for name in names if name not in may_be_empty)

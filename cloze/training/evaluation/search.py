@@ -52,6 +52,15 @@ class Collection:
     own: dict[int, int] = field(default_factory=dict)
 
 
+def check_grade(grade: float, where: str) -> None:
+    """Raises CorpusError for a number that is too large for a grade."""
+    if abs(grade) > LARGEST_GRADE:
+        raise CorpusError(
+            f"{where}: score {grade:.12g} is not a grade, of which {LARGEST_GRADE} is the largest; write 1 for a "
+            "document that answers the query"
+        )
+
+
 def find_collections(data: str | Path) -> list[Path]:
     """The folders in `data`/retrieval that hold a corpus.jsonl, by name; none if there is no such folder."""
     return sorted(path.parent for path in Path(data, "retrieval").glob("*/corpus.jsonl"))
@@ -153,8 +162,7 @@ def _grades(folder: Path, split: str, documents: Container[str], queries: Contai
             grade = int(score)
         except ValueError as error:
             raise CorpusError(f"{where}: score {score!r} is not a whole number") from error
-        if abs(grade) > LARGEST_GRADE:
-            raise CorpusError(f"{where}: score {score} is not a grade; write 1 for a document that answers the query")
+        check_grade(grade, where)
         grades.setdefault(query, {})[document] = grade
     if others and not grades:
         other = next(iter(others))

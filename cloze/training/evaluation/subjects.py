@@ -14,7 +14,7 @@ from cloze.training.errors import RunError
 from cloze.training.evaluation.options import ModelOptions, ScoringOptions
 from cloze.training.evaluation.server import ServerEncoder
 from cloze.training.evaluation.task import Subject
-from cloze.training.hub.adoption import CHECKED, adopted
+from cloze.training.hub.adoption import CHECKED, load_sentence_transformer
 from cloze.training.model.encoder import SentenceEncoder, weights_digest
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.masked_words import MaskedWords
@@ -51,13 +51,13 @@ def _model(path: str, options: ModelOptions) -> Subject:
             raise RunError(f"--top-k has one template for all texts; leave out {_flags(templates)}")
         return _words(folder, options.top_k, changes)
     if _changes(options, CONFIG_OPTIONS).keys() <= {"max_tokens"} and _as_it_is(path):
-        encoder = adopted(path, CHECKED, options.max_tokens)
+        encoder = load_sentence_transformer(path, CHECKED, options.max_tokens)
     else:
         encoder = SentenceEncoder.load(folder, **changes)
     return _torch(encoder.to(fastest_device()), templates)
 
 
-def fitting(path: str, options: ScoringOptions) -> ScoringOptions:
+def applicable_options(path: str, options: ScoringOptions) -> ScoringOptions:
     """The options without those that this model cannot have. Raises RunError."""
     kind = "server" if is_server(path) else kind_of(path)
     unused = [] if kind == "bundle" else ["precision"]

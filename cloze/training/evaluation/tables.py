@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, average
 from cloze.training.evaluation.task import SEARCH, Score, search_columns
@@ -123,11 +123,11 @@ def _in_cell(text: str) -> str:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], first: str = "") -> None:
     """Print to the terminal. A row begins with its name. Brackets are printed as they are."""
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     table.add_column(first, overflow="fold")
     for column in columns:
-        table.add_column(escape(column), justify="right")
+        table.add_column(Text(column), justify="right")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width).print(table)

@@ -97,6 +97,15 @@ def best_f1(values: Array, gold: Array) -> tuple[float, float]:
     return float(f1[best]), float(thresholds[best])
 
 
+def least_threshold(values: Array, gold: Array, wanted: float) -> float | None:
+    """The least value from which on the wanted share has gold 1; None if there is none."""
+    if not gold.any():
+        return None
+    precision, _, thresholds = precision_recall_curve(gold, values)
+    reached = np.flatnonzero(precision[:-1] >= wanted)  # the last point has no threshold
+    return float(thresholds[reached[0]]) if reached.size else None
+
+
 def _mean(values: Array, _gold: Array) -> float:
     return float(100 * values.mean())
 

@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cloze.command import run
-from cloze.encoding.bundle import DTYPES, SPEC_FILE, Bundle, Precision, located
+from cloze.encoding.bundle import DTYPES, SPEC_FILE, Bundle, Precision, locate
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import TEXT, Template
 from cloze.encoding.text import TextEncoder
@@ -195,7 +195,7 @@ def checks(server: Server, reference: Reference, threshold: float) -> list[Check
 
 def reference_of(path: Path, dtype: str = "") -> Reference:
     """The model in a folder; of a bundle the graph that a server says it has, or the most exact. Raises ClozeError."""
-    path = located(path)
+    path = locate(path)
     if (path / SPEC_FILE).is_file():
         bundle = Bundle.load(path)
         served = [name for name in bundle.precisions if DTYPES[name] == dtype]

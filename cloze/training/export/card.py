@@ -15,7 +15,7 @@ from huggingface_hub.repocard import metadata_load
 from pydantic import ValidationError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from cloze.encoding.bundle import GRAPHS, Bundle, EmbeddingConfig, Precision, Provenance, located
+from cloze.encoding.bundle import GRAPHS, Bundle, EmbeddingConfig, Precision, Provenance, locate
 from cloze.encoding.template import PoolingMode
 from cloze.options import flag
 from cloze.training.encoder_source import kind_of
@@ -51,7 +51,7 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
     names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]
     try:
         content = Run(run).provenance()
-        parent = located(content["recipe"]["encoder"])
+        parent = locate(content["recipe"]["encoder"])
         fields = {name: content[name] for name in names} | {"recipe": _names_only(content["recipe"])}
         return Provenance.model_validate_json(json.dumps(fields | {name: {} for name in MEASURED_LATER})), parent
     except (OSError, ValueError, KeyError, TypeError) as error:

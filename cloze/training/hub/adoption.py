@@ -16,7 +16,7 @@ from cloze.adoption.hub import model_folder
 from cloze.adoption.modules import check_behind, check_pooling, modules_of, templates_of
 from cloze.encoding.bundle import Bundle, EmbeddingConfig
 from cloze.training.bar import bar
-from cloze.training.encoder_source import encoder_folder, kind_of, own_reading, saved_config
+from cloze.training.encoder_source import encoder_folder, kind_of, own_config, saved_config
 from cloze.training.errors import EncoderError
 from cloze.training.model.encoder import SentenceEncoder, check_tokenizer, loading, positions
 from cloze.training.model.graph_encoder import GraphEncoder
@@ -26,7 +26,7 @@ from cloze.training.model.pretrained import fastest_device, quiet
 CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # texts of a model that is only read
 
 
-def served(source: str) -> "SentenceEncoder | GraphEncoder | None":
+def load_as_served(source: str) -> "SentenceEncoder | GraphEncoder | None":
     """An encoder as it is served by itself; None if nothing says how its vector is read.
 
     That is a bundle's most exact graph, a run, or a model that sentence-transformers saved. Raises ClozeError.
@@ -34,10 +34,10 @@ def served(source: str) -> "SentenceEncoder | GraphEncoder | None":
     if kind_of(source) == "bundle":
         bundle = Bundle.load(encoder_folder(source))
         return GraphEncoder.of(bundle, bundle.precisions[0])
-    if own_reading(source) is None:
+    if own_config(source) is None:
         return None
     saved = saved_config(Path(encoder_folder(source))) is not None
-    encoder = SentenceEncoder.load(source) if saved else adopted(source, CHECKED)
+    encoder = SentenceEncoder.load(source) if saved else load_sentence_transformer(source, CHECKED)
     return encoder.to(fastest_device())
 
 
@@ -51,7 +51,7 @@ def refuse_layers_behind(source: str) -> None:
         )
 
 
-def adopted(
+def load_sentence_transformer(
     source: str, texts: Sequence[str], max_tokens: int | None = None, folder: Path | None = None
 ) -> SentenceEncoder:
     """Load a sentence-transformers model, a folder or a hub name, and compare the vectors of `texts` with its own.

@@ -49,11 +49,11 @@ def check_words_only(encoder: SentenceEncoder) -> None:
 def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     """Write the encoder into `folder` so that sentence-transformers loads it, and compare the vectors of `texts`.
 
-    Return a section for the model card. Raises ExportError where the model cannot be written so, the library is not
-    installed, or a vector differs.
+    Return a section for the model card. Raises ExportError where the model cannot be written so, or a vector
+    differs.
     """
     check_words_only(encoder)
-    library = _library()
+    library = import_module("sentence_transformers")
     encoder.save(folder)
     plain = _is_plain(encoder, texts)
     weighed = [WORD_WEIGHTS] if encoder.token_weights is not None else []
@@ -194,16 +194,6 @@ def _compare(encoder: SentenceEncoder, folder: Path, texts: Sequence[str], libra
             f"sentence-transformers' vectors differ from torch's by {largest:.1e}, the limit is "
             f"{LARGEST_DIFFERENCE:.0e}; nothing was written. This is a bug: please report it with the recipe"
         )
-
-
-def _library() -> Any:
-    try:
-        return import_module("sentence_transformers")
-    except ModuleNotFoundError as error:
-        raise ExportError(
-            f"--sentence-transformers needs {error.name}, which is not installed: pip install '.[train]' in a clone "
-            "of Cloze"
-        ) from error
 
 
 def _read_json(path: Path) -> Any:

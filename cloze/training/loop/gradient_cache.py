@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.contrastive import BatchObjective
 from cloze.training.model.views import Pass, View, trimmed
 
 
@@ -27,7 +27,7 @@ class _Chunk(NamedTuple):
 
 
 def backward_in_chunks(
-    objective: Contrastive,
+    objective: BatchObjective,
     views: dict[str, View],
     size: int,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,

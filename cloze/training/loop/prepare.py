@@ -14,7 +14,7 @@ from cloze.encoding.template import Template
 from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.sampler import DistinctSampler
-from cloze.training.encoder_source import kind_of, learnt_sentences, own_reading
+from cloze.training.encoder_source import kind_of, learnt_sentences, own_config
 from cloze.training.errors import CorpusError, RecipeError
 from cloze.training.evaluation.dev import DevData
 from cloze.training.loop.processes import processes
@@ -99,7 +99,7 @@ def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
 def _little_to_gain(recipe: Recipe) -> str | None:
     """A line where a method that needs no labels is to train what has been trained for sentences already."""
     alone = objective_of(recipe.method).contrastive and len(recipe.columns) < 2
-    if not alone or own_reading(recipe.encoder) is None or not learnt_sentences(recipe.encoder):
+    if not alone or own_config(recipe.encoder) is None or not learnt_sentences(recipe.encoder):
         return None
     return (
         f"note: {recipe.encoder} was trained for sentences, and {recipe.method} on text alone seldom makes such an "
@@ -131,7 +131,7 @@ def _check_devices(recipe: Recipe) -> None:
     if count == 1 and devices > 1:
         raise RecipeError(
             f"{devices} GPUs are visible and would be joined by DataParallel, which computes a loss per GPU; "
-            f"use all: torchrun --nproc_per_node {devices} -m training.fit ..., or make one visible: "
+            f"use all: torchrun --nproc_per_node {devices} -m cloze.training.fit ..., or make one visible: "
             "CUDA_VISIBLE_DEVICES=0"
         )
     parts = recipe.parts

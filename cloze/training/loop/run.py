@@ -18,10 +18,10 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus
-from cloze.training.encoder_source import keeps_reading
+from cloze.training.encoder_source import keeps_own_config
 from cloze.training.errors import RunError
 from cloze.training.evaluation.dev import DevData
-from cloze.training.hub.adoption import served
+from cloze.training.hub.adoption import load_as_served
 from cloze.training.inputs import digests_of
 from cloze.training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress, Seldom
 from cloze.training.loop.dry_run import dry_run
@@ -33,6 +33,8 @@ from cloze.training.loop.trainer import DEV, HELD_OUT, ObjectiveTrainer, trainin
 from cloze.training.methods.gather import shared
 from cloze.training.methods.held_out import HeldOut
 from cloze.training.methods.objective import Objective
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.recipes.command import FitOptions, load_recipe
 from cloze.training.recipes.recipe import Recipe, to_toml
 from cloze.training.run_folder import Run
@@ -179,7 +181,7 @@ def _chosen_figures(
     best, log = state.best_metric, state.log_history
     own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
     at_best = (entry for entry in log if entry["step"] == state.best_global_step)
-    untouched = state.best_global_step == 0 and keeps_reading(recipe.encoder, recipe)
+    untouched = state.best_global_step == 0 and keeps_own_config(recipe.encoder, recipe)
     return {
         "steps": state.global_step,
         "best_step": state.best_global_step,
@@ -204,9 +206,8 @@ def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool
     if dev:
         logged = (entry for entry in run.logged() if PARENT in entry) if resumed else iter(())
         parent_figures = [next(logged, {}).get(PARENT)]
-        if parent_figures[0] is None and (encoder := served(recipe.encoder)) is not None:
-            queries, documents = (shared(encoder.named(name).embed) for name in SEARCH_NAMES)
-            parent_figures = [dev.score(shared(encoder.embed), queries, documents)]
+        if parent_figures[0] is None and (encoder := load_as_served(recipe.encoder)) is not None:
+            parent_figures = [_dev_figures(dev, encoder)]
             if processes().is_main_process:
                 run.log({"step": 0, PARENT: parent_figures[0]})
             figures = ", ".join(f"{name} {value:.4g}" for name, value in (parent_figures[0] or {}).items())
@@ -253,14 +254,19 @@ def _figures(
     """
     figures: dict[str, float] = {}
     if dev:
-        encoder = objective.encoder
-        queries, documents = (shared(encoder.named(name).embed) for name in SEARCH_NAMES)
         before = parent or {name.removeprefix(DEV): value for name, value in start.items()}
-        dev_figures = dev.score(shared(encoder.embed), queries, documents, before)
+        dev_figures = _dev_figures(dev, objective.encoder, before)
         figures |= {f"{DEV}{name}": value for name, value in dev_figures.items()}
     if held_out:
         figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}
     return figures
+
+
+def _dev_figures(
+    dev: DevData, encoder: SentenceEncoder | GraphEncoder, before: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    queries, documents = (shared(encoder.named(name).embed) for name in SEARCH_NAMES)
+    return dev.score(shared(encoder.embed), queries, documents, before)
 
 
 def _check_weights(objective: Objective) -> None:

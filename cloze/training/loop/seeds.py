@@ -57,7 +57,17 @@ class SeedRuns:
             Run.same(run.path, self.recipe(seed))
 
     def write_summary(self) -> Table:
-        """Write seeds.json when all runs are finished; return it as a table."""
+        """Write seeds.json when all runs are finished; return it as a table.
+
+        Raises RunError if not all of them read the same text, models and dev data.
+        """
+        run, *others = self.runs.values()
+        for other in others:
+            if changed := run.differences(other):
+                raise RunError(
+                    f"{run.path} and {other.path} did not read the same {', '.join(changed)}; remove the older of the "
+                    "two, and train again"
+                )
         figures = summary({seed: run.provenance()["dev_score"] for seed, run in self.runs.items()})
         (self.folder / SUMMARY).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         return _table(figures)

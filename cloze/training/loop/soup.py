@@ -29,7 +29,7 @@ def average(
 ) -> None:
     """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError."""
     mean_run = Run.fresh(out)
-    mean, provenance = averaged(runs, weights, parent_share, parent)
+    mean, provenance = average_weights(runs, weights, parent_share, parent)
     mean_run.make()
     mean.save(mean_run.model)
     mean_run.write_provenance(provenance)
@@ -37,7 +37,7 @@ def average(
     console.print(f"{mean_run.model}: the mean of {count} models; next: {mean_run.export_command}")
 
 
-def averaged(
+def average_weights(
     runs: Sequence[Path], weights: Sequence[float] | None = None, parent_share: float = 0.0, parent: str = ""
 ) -> tuple[SentenceEncoder, dict[str, Any]]:
     """The mean of the runs' encoders, and its provenance. Raises RunError, EncoderError.
@@ -73,11 +73,17 @@ def averaged(
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
         if not parent:
             _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
+            if len({digest for each in (runs[0], run) if (digest := Run(each).encoder_digest)}) > 1:
+                raise RunError(
+                    f"{runs[0]} and {run} have different parents of one name, {provenance['parent']!r}; average runs "
+                    "that share one"
+                )
         _refuse_difference(runs[0], run, "embedding configurations", _config_of(encoders[0]), _config_of(encoder))
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
     mean = encoders[0]
     states = [encoder.state_dict() for encoder in encoders]
-    parts = shares / shares.sum()
+    parts = shares / shares.max()  # whose sum is finite
+    parts = parts / parts.sum()
     source = parent or provenances[0]["recipe"]["encoder"]
     if parent_share:
         ancestor = _parent(source, mean)

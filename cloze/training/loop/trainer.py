@@ -26,7 +26,7 @@ from cloze.training.data.sampler import (
 )
 from cloze.training.errors import RunError
 from cloze.training.loop.gradient_cache import backward_in_chunks
-from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.contrastive import BatchObjective
 from cloze.training.methods.gather import average_gradients
 from cloze.training.methods.objective import Objective
 from cloze.training.model.pretrained import quiet
@@ -174,7 +174,7 @@ class ObjectiveTrainer(Trainer):
         size = self.objective.recipe.chunk_rows
         if size is None:
             return super().training_step(model, inputs, *arguments, **keywords)
-        assert isinstance(self.objective, Contrastive), (
+        assert isinstance(self.objective, BatchObjective), (
             "only recipes of contrastive methods have this key. This is a bug."
         )
         model.train()
@@ -234,7 +234,7 @@ class ObjectiveTrainer(Trainer):
             load_model(self.objective, self.best)
             with safe_open(self.best, "pt") as file:
                 about = file.metadata() or {}
-            if "step" in about:  # it is not in a run that an older version began
+            if "step" in about:  # it is not in a run that version 0.2 began
                 self.state.best_global_step, self.state.best_metric = int(about["step"]), float(about["metric"])
 
     def _is_best(self, score: float) -> bool:

@@ -12,7 +12,7 @@ from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.encoder_source import encoder_folder, kind_of, of_library, saved_config
 from cloze.training.errors import RunError
-from cloze.training.hub.adoption import CHECKED, adopted, refuse_layers_behind
+from cloze.training.hub.adoption import CHECKED, load_sentence_transformer, refuse_layers_behind
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.token_weights import TokenWeights
 from cloze.training.run_folder import Run, provenance_of_encoder, with_sources
@@ -51,7 +51,7 @@ def _encoder(source: str) -> SentenceEncoder:
     if not of_library(source):
         return SentenceEncoder.load(source, template=TEXT, pooling="mean")
     refuse_layers_behind(source)
-    return adopted(source, CHECKED)
+    return load_sentence_transformer(source, CHECKED)
 
 
 def _counts(encoder: SentenceEncoder, corpus: Corpus) -> NDArray[np.int64]:

@@ -98,7 +98,7 @@ class Guide:
             self._vectors |= zip(new, self._embed(new), strict=True)
 
 
-class Contrastive(Objective):
+class BatchObjective(Objective):
     """Base class of the methods whose loss compares vectors across the batch. A subclass writes `loss`."""
 
     contrastive = True
@@ -171,7 +171,7 @@ class Contrastive(Objective):
         return torch.stack([loss(*(vector * cut for vector in vectors)) for cut in cuts]).mean()
 
 
-class FromPairs(Contrastive):
+class FromPairs(BatchObjective):
     """Base class of the methods of pairs and hard negatives. A subclass calls `guided` in `views`."""
 
     recipe: PairsRecipe

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from cloze.training.data.stored_rows import Row
 from cloze.training.errors import EncoderError, RecipeError
-from cloze.training.methods.contrastive import Contrastive, projection
+from cloze.training.methods.contrastive import BatchObjective, projection
 from cloze.training.methods.edits import Edited, Editor
 from cloze.training.methods.gather import of_first, own, totals
 from cloze.training.methods.losses import corrected_words, edit_detection, info_nce
@@ -152,7 +152,7 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-class DiffCSE(Contrastive):
+class DiffCSE(BatchObjective):
     """Contrast plus lambda times detection, section 3. The projector with BatchNorm is from appendix A."""
 
     recipe: DiffCSERecipe

@@ -22,10 +22,10 @@ from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus
 from cloze.training.data.stored_rows import Row
 from cloze.training.data.teacher_vectors import TeacherVectors
-from cloze.training.encoder_source import keeps_reading
+from cloze.training.encoder_source import keeps_own_config
 from cloze.training.errors import RecipeError
 from cloze.training.evaluation.measures import Embed, units
-from cloze.training.hub.adoption import served
+from cloze.training.hub.adoption import load_as_served
 from cloze.training.methods.gather import gather
 from cloze.training.methods.losses import cosine_distance, similarity_divergence
 from cloze.training.methods.objective import Objective
@@ -91,21 +91,21 @@ def _teacher(recipe: DistillRecipe) -> Embed:
     """What embeds: an encoder as it is served by itself, or as the keys of the recipe say. Raises ClozeError."""
     source = recipe.teacher or recipe.encoder
     keys = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
-    reading = {key: value for key, value in keys.items() if value is not None}
-    if not reading and recipe.teacher is None:
-        if (encoder := served(source)) is None:
+    config = {key: value for key, value in keys.items() if value is not None}
+    if not config and recipe.teacher is None:
+        if (encoder := load_as_served(source)) is None:
             raise RecipeError(
                 f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
                 "teacher_pooling, such as mean, or another teacher"
             )
-        _warn_of_own_reading(recipe)
+        _warn_of_own_config(recipe)
         return embed_of(encoder, recipe.compile)
-    return read_by_itself(source, recipe.compile, reading)
+    return read_by_itself(source, recipe.compile, config)
 
 
-def _warn_of_own_reading(recipe: DistillRecipe) -> None:
+def _warn_of_own_config(recipe: DistillRecipe) -> None:
     """Say that the encoder has nothing to learn if its own template, pooling and final period are the recipe's."""
-    if keeps_reading(recipe.encoder, recipe):
+    if keeps_own_config(recipe.encoder, recipe):
         console.print(
             f"warning: {recipe.encoder} already has this template and pooling, so there is nothing to learn; give "
             "another --template, --pooling or --encoder"

@@ -3,7 +3,7 @@
 n is the number of rows and d the dimension. Each docstring names the paper's equation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import torch
@@ -85,11 +85,6 @@ def opt1(sentences: Tensor, views: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(torch.cat([to_views, to_sentences], dim=1), own)
 
 
-def opt2(sentences: Tensor, views: Tensor, temperature: float) -> Tensor:
-    """L_opt2, section 3.2: sentence i picks its view among all views; both (b, d)."""
-    return info_nce(sentences, views, temperature)
-
-
 def opt3(sentences: Tensor, views: Tensor, temperature: float) -> Tensor:
     """L_opt3, section 3.2: sentences (b, d), views (b, v, d), averaged over sentences i and views k.
 
@@ -102,7 +97,12 @@ def opt3(sentences: Tensor, views: Tensor, temperature: float) -> Tensor:
     return F.softplus(others.unsqueeze(1) - logits[own]).mean()  # -log(e^p / (e^p + e^o)) = softplus(o - p)
 
 
-SELF_GUIDED = {"base": two_sided, "opt1": opt1, "opt2": opt2, "opt3": opt3}  # by the paper's superscripts
+SELF_GUIDED: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # by the paper's superscripts
+    "base": two_sided,
+    "opt1": opt1,
+    "opt2": info_nce,
+    "opt3": opt3,
+}
 
 
 def parameter_drift(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:

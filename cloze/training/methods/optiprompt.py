@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cloze.training.bar import console
 from cloze.training.data.stored_rows import Row
-from cloze.training.methods.contrastive import Contrastive, transform
+from cloze.training.methods.contrastive import BatchObjective, transform
 from cloze.training.methods.losses import info_nce
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
@@ -18,7 +18,7 @@ from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import OptiPromptRecipe
 
 
-class OptiPrompt(Contrastive):
+class OptiPrompt(BatchObjective):
     """Trains one vector per word of the template, and the head, which begins as the masked-word head's transform.
 
     The paper's code finds the words by token id, which overwrites such words in the text and misses the opening

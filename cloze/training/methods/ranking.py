@@ -29,7 +29,7 @@ from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.lexical import Lexical, beside
 from cloze.training.data.stored_rows import Row
 from cloze.training.evaluation.measures import units
-from cloze.training.hub.adoption import served
+from cloze.training.hub.adoption import load_as_served
 from cloze.training.methods.losses import cosine_matrix, ranking_divergence
 from cloze.training.methods.objective import Objective
 from cloze.training.methods.teacher import by_itself, embed_of, embedded_list
@@ -91,7 +91,7 @@ class Ranking(Objective):
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
         embed_as = _judging(self.recipe) or search_embed(
-            served(self.recipe.encoder) or self.encoder, self.recipe.compile
+            load_as_served(self.recipe.encoder) or self.encoder, self.recipe.compile
         )
 
         def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from cloze.training.data.stored_rows import Row
-from cloze.training.methods.contrastive import VIEWS, Contrastive
+from cloze.training.methods.contrastive import VIEWS, BatchObjective
 from cloze.training.methods.losses import cosent, cosine_similarity
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import ScoredRecipe
 
 
-class Scored(Contrastive):
+class Scored(BatchObjective):
     """The served vectors are compared: there is no head."""
 
     contrastive = False  # a pair with a low score is not a positive

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cloze.training.data.stored_rows import Row
 from cloze.training.errors import RecipeError
-from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.contrastive import BatchObjective
 from cloze.training.methods.losses import SELF_GUIDED, parameter_drift
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pooling import pool
@@ -20,7 +20,7 @@ from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import SGRecipe
 
 
-class SG(Contrastive):
+class SG(BatchObjective):
     """L_base of section 3.1, or L_opt1 to L_opt3 of section 3.2, and the distance from the frozen copy.
 
     The copy is the encoder that the recipe names, in evaluation mode, and is not in a checkpoint. It shares the

@@ -17,9 +17,9 @@ from cloze.encoding.files import replacing
 from cloze.encoding.template import TEXT
 from cloze.training.bar import bar
 from cloze.training.data.teacher_vectors import HELD
-from cloze.training.encoder_source import own_reading
+from cloze.training.encoder_source import own_config
 from cloze.training.evaluation.measures import Embed
-from cloze.training.hub.adoption import served
+from cloze.training.hub.adoption import load_as_served
 from cloze.training.methods.gather import rank_and_count, wait
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
@@ -29,19 +29,19 @@ TEXTS: Final = 8192  # in one file, or looked up at once
 SHOWN: Final = 256  # texts between two moves of the progress bar
 
 
-def read_by_itself(source: str, compiled: bool, reading: Mapping[str, str] = MappingProxyType({})) -> Embed:
+def read_by_itself(source: str, compiled: bool, config: Mapping[str, str] = MappingProxyType({})) -> Embed:
     """What embeds with `by_itself`; unless that is a graph, `compiled` compiles it. Raises ClozeError."""
-    return embed_of(by_itself(source, reading), compiled)
+    return embed_of(by_itself(source, config), compiled)
 
 
-def by_itself(source: str, reading: Mapping[str, str] = MappingProxyType({})) -> SentenceEncoder | GraphEncoder:
+def by_itself(source: str, config: Mapping[str, str] = MappingProxyType({})) -> SentenceEncoder | GraphEncoder:
     """A run, a bundle, a folder or a hub name as it is served. Raises ClozeError.
 
-    `reading` replaces its template and its pooling, which are `[X]` and the mean where nothing says them.
+    `config` replaces its template and its pooling, which are `[X]` and the mean where nothing says them.
     """
-    encoder = None if reading else served(source)
+    encoder = None if config else load_as_served(source)
     if encoder is None:
-        keys = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | dict(reading)
+        keys = {"template": TEXT, "pooling": "mean"} | (own_config(source) or {}) | dict(config)
         encoder = SentenceEncoder.load(source, **keys).to(fastest_device())
     return encoder
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from cloze.adoption.hub import explained, looks_local
+from cloze.adoption.hub import explain_hub_error, looks_local
 from cloze.encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, upgrade
 from cloze.encoding.errors import first_line
 from cloze.encoding.template import PoolingMode, Template
@@ -309,7 +309,7 @@ def loading(source: str, description: str) -> Iterator[None]:
         with quiet():
             yield
     except Exception as error:  # transformers, safetensors, tokenizers and pickle have no error in common
-        if not Path(source).is_dir() and (reason := explained(error, source)):
+        if not Path(source).is_dir() and (reason := explain_hub_error(error, source)):
             raise EncoderError(f"{reason}; or give cloze-mini, the model that comes with Cloze") from error
         if "trust_remote_code" in str(error):
             raise EncoderError(

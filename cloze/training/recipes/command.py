@@ -11,7 +11,7 @@ from pydantic_settings import CliVariadicArg
 
 from cloze.encoding.bundle import DEFAULT
 from cloze.options import Options, flag
-from cloze.training.encoder_source import READING, learnt_sentences, own_reading
+from cloze.training.encoder_source import CONFIG_FIELDS, learnt_sentences, own_config
 from cloze.training.errors import RecipeError
 from cloze.training.recipes.methods import RECIPES
 from cloze.training.recipes.recipe import FORMER, PRESETS, Recipe, choose_preset, read_toml, shipped_recipes, validate
@@ -60,7 +60,7 @@ def load_recipe(source: str, overrides: Mapping[str, object] | None = None, pres
     else:
         chosen, encoder = keys, keys.get("encoder", DEFAULT)
     own = _own(encoder, keys) if chosen.keys().isdisjoint(("template", "pooling")) else {}
-    return validate(recipe_class, keys | own | {key: chosen[key] for key in READING if key in chosen}, source)
+    return validate(recipe_class, keys | own | {key: chosen[key] for key in CONFIG_FIELDS if key in chosen}, source)
 
 
 def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:
@@ -71,7 +71,7 @@ def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:
     """
     if not isinstance(encoder, str) or not learnt_sentences(encoder):
         return {}
-    own = own_reading(encoder) or {}
+    own = own_config(encoder) or {}
     return {} if keys.get("pooling") == "mask" != own.get("pooling") else own
 
 

@@ -24,6 +24,7 @@ from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import PoolingMode, Template
 from cloze.training.errors import RecipeError
 
+LARGEST_EPOCHS = 1e6
 LARGEST_SEED = 2**31 - 1  # numpy takes twice as much; each of several processes adds to it
 
 Positive = Annotated[int, Field(gt=0)]
@@ -78,7 +79,7 @@ class Recipe(BaseModel):
     max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")
     batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, in all processes together")
     group_by_length: bool = Field(False, description="put texts of similar length into one batch: less padding, faster")
-    epochs: Annotated[float, Field(gt=0)] = Field(
+    epochs: Annotated[float, Field(gt=0, le=LARGEST_EPOCHS)] = Field(
         1.0, description="passes over the corpus, each without its last, short batch"
     )
     max_steps: Positive | None = Field(None, description="stop after this many steps, whatever epochs says")
@@ -311,8 +312,12 @@ def to_toml(recipe: Recipe) -> str:
     """The recipe as TOML with every key that is set."""
     values = recipe.model_dump(mode="json", exclude_none=True)
     # a JSON string, number, boolean or list of these is a TOML value
-    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False).translate(DELETE)}\n" for key, value in values.items()
+    )
 
+
+DELETE = {0x7F: "\\u007f"}  # which a TOML string must not hold, and which JSON leaves as it is
 
 _PROBLEMS = {
     "bool_type": "write true or false",

@@ -23,13 +23,13 @@ from cloze.training.adaptation.adapt import AdaptationResult
 from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
-from cloze.training.adaptation.rounds import made_queries
+from cloze.training.adaptation.rounds import make_queries
 from cloze.training.data.lexical import Lexical
 from cloze.training.evaluation.search import search_metrics
 from cloze.training.export.__main__ import main as export
 from cloze.training.fit import main as fit
-from cloze.training.hub.adoption import served
-from cloze.training.loop.soup import averaged
+from cloze.training.hub.adoption import load_as_served
+from cloze.training.loop.soup import average_weights
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.token_weights import TokenWeights
 from cloze.training.pretrain import main as pretrain
@@ -112,9 +112,9 @@ def test_the_result_is_the_mean_of_all_rounds(
 
     def recorded(runs: list[Path], *, parent_share: float) -> Any:
         means.append([run.name for run in runs])
-        return averaged(runs, parent_share=parent_share)
+        return average_weights(runs, parent_share=parent_share)
 
-    monkeypatch.setattr(adapting, "averaged", recorded)
+    monkeypatch.setattr(adapting, "average_weights", recorded)
     monkeypatch.setattr(adapting.AdaptationResult, "_is_sure", lambda *_: True)
     words = ["--pairs", str(pairs(tmp_path / "pairs.csv")), "--documents", str(documents)]
     main(["--encoder", encoder, *words, "--out", str(tmp_path / "run")])
@@ -322,7 +322,7 @@ def test_an_encoder_of_sentence_transformers_is_adapted(
     words = ["--documents", str(documents), "--pairs", str(pairs(tmp_path / "pairs.csv"))]
     main(["--encoder", str(saved), *words, "--out", str(tmp_path / "run")])
     assert "12 queries held out" in capsys.readouterr().err
-    config, parent = SentenceEncoder.load(str(tmp_path / "run")).config, served(str(saved)).config  # type: ignore[union-attr]
+    config, parent = SentenceEncoder.load(str(tmp_path / "run")).config, load_as_served(str(saved)).config  # type: ignore[union-attr]
     assert (config.pooling, config.templates, config.max_tokens) == ("mean", parent.templates, parent.max_tokens)
 
 
@@ -392,7 +392,7 @@ def test_a_judgement_is_not_learnt_the_other_way_round(encoder: str, tmp_path: P
     """Texts of one class answer each other: what a held-out text is scored by would be trained on."""
     texts = ["a dog", "two dogs", "the rain", "a city"]
     judged = Judgements(texts[:3], texts, [{1: 1.0, 2: 1.0}, {0: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0}])
-    made = rounds.Rounds(encoder, rounds.loaded(encoder), judged, tmp_path, 0)
+    made = rounds.Rounds(encoder, rounds.load_parent(encoder), judged, tmp_path, 0)
     rows, _ = made._rows([0, 1], range(4), {texts[2]})["judged"]
     assert {(query, document) for query, document, _ in rows} == {(texts[0], texts[1]), (texts[1], texts[0])}
     assert "known" not in made._rows([0, 1], range(4), {texts[2]})
@@ -427,13 +427,13 @@ def test_a_gain_on_queries_that_nobody_judged_has_to_be_surer() -> None:
 
 
 def test_a_made_query_is_taken_out_of_its_document() -> None:
-    made = made_queries([*DOCUMENTS[:5], "One sentence is here alone."], [1, 5], 3)
+    made = make_queries([*DOCUMENTS[:5], "One sentence is here alone."], [1, 5], 3)
     assert made.grades == [{1: 1.0}]
     (query,) = made.queries
     assert query in DOCUMENTS[1]
     assert query not in made.documents[1]
     assert made.documents[0] == DOCUMENTS[0]
-    twice = made_queries(["It is sold as it is. It is sold as it is. It rains in the city."], [0], 1)
+    twice = make_queries(["It is sold as it is. It is sold as it is. It rains in the city."], [0], 1)
     assert twice.queries[0] not in twice.documents[0]
 
 

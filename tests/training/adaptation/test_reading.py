@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -260,7 +261,7 @@ def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
 
 def test_classes_of_one_text_each_are_refused(tmp_path: Path) -> None:
     file = table(tmp_path / "classes.csv", ("text", "label"), [("pay", "bank"), ("rain", "sky"), ("rain", "sky")])
-    with pytest.raises(CorpusError, match="has 2 labels for 2 texts; give two labels or more, with texts"):
+    with pytest.raises(CorpusError, match="has 2 labels for 2 texts; give two labels or more, each with two texts or"):
         read_pairs(file, [])
 
 
@@ -421,3 +422,27 @@ def test_an_object_or_a_list_is_not_a_text(tmp_path: Path) -> None:
         read_documents([file], ())
     with pytest.raises(CorpusError, match=r"line 1: document is \['c', 'd'\]; write one text, in a row of its own"):
         read_pairs(file, [])
+
+
+def test_a_number_that_is_too_large_for_a_grade_is_refused(tmp_path: Path) -> None:
+    """nDCG takes memory in proportion to it, and gives 0 for every query when there is none left."""
+    file = table(tmp_path / "ids.csv", ("query", "document", "score"), [("a", "x", 1), ("b", "y", 3_000_000_000)])
+    with pytest.raises(CorpusError, match=r"ids\.csv, line 3: score 3000000000 is not a grade, of which 1000 is the"):
+        read_pairs(file, [])
+
+
+def test_a_linked_folder_is_read_and_a_circle_once(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "b.txt").write_text("Two.\n", encoding="utf-8")
+    (tmp_path / "docs" / "a.txt").write_text("One.\n", encoding="utf-8")
+    (tmp_path / "docs" / "more").symlink_to(tmp_path / "disk")
+    (tmp_path / "docs" / "again").symlink_to(tmp_path / "docs")
+    assert [document.name for document in read_documents([tmp_path / "docs"])] == ["a.txt", "more/b.txt"]
+
+
+def test_a_file_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "docs") + b"/caf\xe9.txt")).write_text("One.\n", encoding="utf-8")
+    with pytest.raises(CorpusError, match=r"the name of the file b'.*caf\\xe9\.txt' is not UTF-8; rename the file"):
+        read_documents([tmp_path / "docs"])

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import random
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from cloze.encoding.bundle import sha256
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.stored_rows import BATCH, ChosenRows, StoredRows
 from cloze.training.errors import CorpusError
+from cloze.training.evaluation.own_data import load_labels
 
 COMPRESS = {
     ".gz": gzip.compress,
@@ -81,6 +83,9 @@ def test_a_pattern_stands_for_the_files_that_match_it(tmp_path: Path) -> None:
         read_corpus([f"{tmp_path}/*.jsonl"])
     with pytest.raises(CorpusError, match=r"no file matches .*/dee\*; check"):
         read_corpus([f"{tmp_path}/dee*"])  # a folder is not a file
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text\n", encoding="utf-8")
+    with pytest.raises(CorpusError, match=r"caf\\xe9\.txt' is not UTF-8; rename the file"):
+        read_corpus([f"{tmp_path}/*.txt"])
 
 
 def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> None:
@@ -228,6 +233,18 @@ def test_a_parquet_file_may_have_dates_that_python_has_not(tmp_path: Path) -> No
     parquet.write_table(pyarrow.table({"text": ["a"], "more": nested}), tmp_path / "b.parquet")
     with pytest.raises(CorpusError, match=r"b\.parquet: cannot be read as parquet \(date value out of range\)"):
         read_corpus([str(tmp_path / "b.parquet")], ["text"])
+
+
+def test_text_that_parquet_holds_as_bytes_is_text(tmp_path: Path) -> None:
+    """Spark and Impala write it so."""
+    labels = pyarrow.table({"text": [b"caf\xc3\xa9", b"tea"], "label": [b"a", b"b"]})
+    parquet.write_table(labels, tmp_path / "a.parquet")
+    assert list(read_corpus([str(tmp_path / "a.parquet")], ["text"]).rows) == [("café",), ("tea",)]
+    assert load_labels(tmp_path / "a.parquet", 1)[0] == ["café", "tea"]
+    parquet.write_table(pyarrow.table({"text": [b"caf\xe9"], "label": [b"a"]}), tmp_path / "b.parquet")
+    for read in (lambda path: read_corpus([str(path)], ["text"]), lambda path: load_labels(path, 1)):
+        with pytest.raises(CorpusError, match=r"line 1: text is b'caf\\xe9'; write"):
+            read(tmp_path / "b.parquet")
 
 
 def test_a_cell_may_be_long(tmp_path: Path) -> None:

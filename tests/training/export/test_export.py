@@ -17,7 +17,7 @@ from tiny_bundle import write_bundle
 from tiny_graphs import export_graphs_of, traced
 
 from cloze.command import run as run_command
-from cloze.encoding.bundle import Bundle, altered
+from cloze.encoding.bundle import Bundle, changing
 from cloze.encoding.errors import BundleError
 from cloze.training import evaluate
 from cloze.training.encoder_source import encoder_folder, kind_of
@@ -273,7 +273,7 @@ def test_scores_are_not_written_to_a_bundle_that_took_the_place_of_the_scored_on
     card = (out / "README.md").read_bytes()
 
     def load(*_: object) -> list[Task]:
-        with altered(Bundle.load(out)):
+        with changing(Bundle.load(out)):
             return few_pairs
 
     monkeypatch.setattr("cloze.training.evaluation.evaluate.load_suites", load)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cloze.training.errors import RecipeError
 from cloze.training.loop.gradient_cache import backward_in_chunks
-from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.contrastive import BatchObjective
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, encode_trimmed
 
@@ -20,7 +20,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     return add_masked_head(tiny_bert, tmp_path_factory.mktemp("masked"))
 
 
-def plain(objective: Contrastive, views: dict[str, View], size: int | None) -> Tensor:
+def plain(objective: BatchObjective, views: dict[str, View], size: int | None) -> Tensor:
     """The same passes in the same order, every activation kept."""
     views = objective.draw(views)
     results = {

@@ -48,6 +48,10 @@ def _same_command_again_trains_what_is_missing(out: Path, words: list[str], caps
         main(["--resume", str(out)])
     with pytest.raises(RunError, match="seed-0 was trained with another learning_rate; choose another --out"):
         main([*words, "--out", str(out), "--seeds", "0", "--learning-rate", "1e-5"])
+    Path(words[words.index("--dev") + 1]).write_text(DEV + "Rain.\tRain.\t5.0\n", encoding="utf-8")
+    message = r"seed-0 and .*seed-8 did not read the same dev .*dev\.tsv; remove the older of the two, and train again"
+    with pytest.raises(RunError, match=message):
+        main([*words, "--out", str(out), "--seeds", "0", "8"])
 
 
 def test_refused_before_anything_is_trained(tmp_path: Path, words: list[str]) -> None:

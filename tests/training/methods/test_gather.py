@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from two_processes import in_two
 
 from cloze.training.loop.gradient_cache import backward_in_chunks
-from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.contrastive import BatchObjective
 from cloze.training.methods.gather import average_gradients, gather, many, own, shared
 from cloze.training.model.views import View
 
@@ -27,7 +27,7 @@ TASKS = ("detection", "mlm", "correction")  # of DiffCSE's discriminator
 Gradients = dict[str, Tensor]
 
 
-def drawn(objective: Contrastive, rows: list[tuple[str, ...]], seed: int = 1) -> dict[str, View]:
+def drawn(objective: BatchObjective, rows: list[tuple[str, ...]], seed: int = 1) -> dict[str, View]:
     """Views of all rows with the step's random choices made, so that any part of the rows meets the same ones."""
     torch.manual_seed(seed)
     views = objective.draw(objective.views(rows))
@@ -35,7 +35,7 @@ def drawn(objective: Contrastive, rows: list[tuple[str, ...]], seed: int = 1) ->
     return views
 
 
-def diffcse(task: str, folder: Path) -> Contrastive:
+def diffcse(task: str, folder: Path) -> BatchObjective:
     """Without dropout; `detection` has BatchNorm in training mode, which sees the rows of both processes."""
     words = {"task": [task]} if task == "detection" else {"task": [task], "projector": ["tanh"]}
     objective = build("diffcse", folder, dropout=False, generator=[str(folder)], detection_weight=["1"], **words)
