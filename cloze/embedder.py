@@ -1,7 +1,7 @@
 """A bundle in this process: texts to vectors in notebooks and scripts, the same vectors as the service's."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, Self
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import OptionError, first_line
 from cloze.encoding.text import token_batches
-from cloze.service.errors import BackendFailed
+from cloze.service.errors import FORKED, BackendFailed
 from cloze.service.inference.session import Session
 from cloze.service.inference.threads import share_threads
 from cloze.service.inference.vectors import cosine_matrix, finish
@@ -82,7 +82,7 @@ class Embedder:
         progress bar where it takes longer than a second, on a terminal. Raises OptionError, TextError, BackendFailed.
         """
         if os.getpid() != self._process:
-            raise OptionError("the process that loaded this model was forked, without its threads; load the model here")
+            raise OptionError(FORKED)
         encoder, session = self.bundle.encoder_of(prompt_name), self._session
         self.bundle.check_dimensions(dimensions)
         listed = _listed(texts)
@@ -121,7 +121,11 @@ class Embedder:
 
 def _listed(texts: Sequence[str]) -> list[str]:
     """A list of texts; one text is a list of one. Raises OptionError for what is not a text."""
-    if isinstance(texts, Mapping) or getattr(texts, "ndim", 1) != 1:
+    if (
+        isinstance(texts, Mapping | set | frozenset)
+        or not isinstance(texts, Iterable)
+        or getattr(texts, "ndim", 1) != 1
+    ):
         raise OptionError(f"the texts are a {type(texts).__name__}; give a list of them, such as a column of a table")
     listed = [texts] if isinstance(texts, str) else list(getattr(texts, "to_pylist", lambda: texts)())  # of pyarrow
     for index, text in enumerate(listed):

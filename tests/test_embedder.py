@@ -92,11 +92,12 @@ def test_libraries_may_copy_and_keep_it(model: Any, tmp_path: Path, monkeypatch:
     assert again._again.keywords == {"precision": "fp32", "provider": "auto", "threads": 1}
 
 
-def test_a_forked_process_is_told_to_load_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", ["cloze.load", "cloze.service.bulk.Embed"])
+def test_a_forked_process_is_told_to_load_its_own(tmp_path: Path, load: str) -> None:
     """A fork has none of the threads, for whose work it would wait without end."""
     code = f"""
-import os, cloze
-model = cloze.load({str(write_bundle(tmp_path / "tiny"))!r})
+import os, cloze, cloze.service.bulk
+model = {load}({str(write_bundle(tmp_path / "tiny"))!r})
 model.embed(["dogs"])
 if os.fork():
     os.wait()
@@ -120,6 +121,8 @@ def test_what_it_shows_of_itself(model: Any) -> None:
         ([b"a"], {}, OptionError, "text 0 is b'a', a bytes; give strings"),
         (pd.DataFrame({"text": ["a"]}), {}, OptionError, "the texts are a DataFrame; give a list of them, such as a"),
         ({"text": "a"}, {}, OptionError, "the texts are a dict; give a list of them"),
+        ({"a", "b"}, {}, OptionError, "the texts are a set; give a list of them"),
+        (None, {}, OptionError, "the texts are a NoneType; give a list of them"),
         (np.array([["a"]]), {}, OptionError, "the texts are a ndarray; give a list"),
         (["a", "dogs " * 999], {"truncate": False}, TextTooLong, "text 1 has 999 tokens; at most 379 fit"),
         (["a"], {"dimensions": 385}, OptionError, "dimensions is 385; cloze-mini has 384: ask for 1 to 384"),

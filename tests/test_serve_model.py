@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,26 @@ class Served(Process):
         model, *rest = arguments
         self.program = (*self.program, model)  # type: ignore[misc]
         super().__init__(*rest)
+
+
+STOPPED = """
+import sys
+if "adopt" in sys.orig_argv:
+    import time
+    from cloze.encoding import bundle
+    staging = bundle.staging
+    from contextlib import contextmanager
+
+    @contextmanager
+    def waiting(out):
+        with staging(out) as folder:
+            (folder / "partly").write_text("")
+            print("staged", file=sys.stderr, flush=True)
+            time.sleep(1000)
+            yield folder
+
+    bundle.staging = waiting
+"""
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +230,44 @@ def test_a_command_that_dies_is_named(model: Path, cache: Path, monkeypatch: pyt
     monkeypatch.setattr(adopted.sys, "executable", "/bin/false")
     with pytest.raises(SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run it by itself"):
         bundle_of(model)
+
+
+def test_a_conversion_that_is_stopped_removes_what_it_wrote(model: Path, cache: Path, tmp_path: Path) -> None:
+    """`cloze adopt` waits in the middle of its work; the service is then asked to stop."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(STOPPED, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])}
+    command = [sys.executable, "-m", "cloze", "serve", str(model), "--port", "0"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as service:
+        assert service.stderr is not None
+        while "staged" not in (line := service.stderr.readline()):
+            assert line
+        assert any(cache.rglob("partly"))
+        service.send_signal(signal.SIGTERM)
+        rest = service.stderr.read()
+    assert service.returncode == 0, rest
+    assert "Traceback" not in rest
+    assert not any(cache.rglob("partly"))
+
+
+def test_a_signal_during_an_import_ends_the_service_as_any_other(tmp_path: Path) -> None:
+    """A library in C makes an error of its own of whatever the signal's handler raises."""
+    code = """
+import os, signal, sys
+from cloze.service.__main__ import main
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "fastapi":
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException:
+                raise ImportError("initialization failed")
+sys.meta_path.insert(0, Finder())
+main(sys.argv[1:])
+"""
+    words = [sys.executable, "-c", code, "--bundle", str(write_bundle(tmp_path / "tiny")), "--port", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_folder_that_may_not_be_searched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,10 @@ from cloze.encoding.text import TextEncoder
 
 SENTENCE_END: Final = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]|\n\s*""")
 
+UNSPACED: Final = re.compile(  # Thai, Lao, Tibetan, Burmese, Khmer, kana and Chinese characters
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
 
 class Chunk(NamedTuple):
     """`text[start:stop]` of a text, in characters."""
@@ -34,6 +38,9 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
     spans = encoder.spans(text)
     if not spans:
         yield Chunk(0, 0)
+    elif len(spans) <= tokens and _tokens(encoder, text, spans) <= tokens:  # also one to which no period is added
+        yield Chunk(spans[0][0], spans[-1][1])
+        return
     cuts, room = _Cuts(text, [start for start, _ in spans]), tokens - encoder.final_period
     begin, end = -1, 0  # of the last chunk, in tokens
     while end < len(spans):
@@ -57,12 +64,19 @@ def _tokens(encoder: TextEncoder, text: str, spans: Sequence[tuple[int, int]]) -
     return encoder.count(text[spans[0][0] : spans[-1][1]])
 
 
+def _begins_word(text: str, start: int) -> bool:
+    """Whether a word begins with this character; in a script without blanks, any character that is not a mark may."""
+    if start == 0 or text[start - 1].isspace():
+        return True
+    return UNSPACED.match(text[start]) is not None and not category(text[start]).startswith("M")
+
+
 class _Cuts:
     """Where a text may be cut: the indices of the tokens that begin a word, and of those that begin a sentence."""
 
     def __init__(self, text: str, starts: list[int]) -> None:
         self.count = len(starts)
-        self.words = [index for index, start in enumerate(starts) if start == 0 or text[start - 1].isspace()]
+        self.words = [index for index, start in enumerate(starts) if _begins_word(text, start)]
         self.sentences = [bisect_left(starts, match.end()) for match in SENTENCE_END.finditer(text)]
 
     def word(self, first: int, last: int) -> int:

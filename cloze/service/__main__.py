@@ -4,8 +4,7 @@ import gc
 import os
 import signal
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -15,7 +14,6 @@ from cloze.command import run
 from cloze.encoding.errors import OptionError
 from cloze.machine import mallopt
 from cloze.service.adopted import bundle_of
-from cloze.service.inference.threads import OWN_THREAD
 from cloze.service.monitoring.logs import configure_logs, end_process
 from cloze.service.settings import Settings
 
@@ -39,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError where the settings or a bundle cannot be used."""
     words = sys.argv[1:] if arguments is None else arguments
     open_descriptors()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    _on_stop(sys.exit)  # which ends the command that converts a model
     if hasattr(signal, "SIGHUP"):  # not on Windows
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
     named = bool(words) and not words[0].startswith("-")
@@ -58,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _serve(settings: Settings) -> None:
+    _on_stop(end_process)  # an exception in an import would become another one, or be lost
     # importing ONNX Runtime and FastAPI takes a second, which --help does not need, and a tenth more with collections
     gc.disable()
     from cloze.service.app import create_app
@@ -66,10 +64,13 @@ def _serve(settings: Settings) -> None:
     gc.enable()
     gc.freeze()  # a collection, which follows each reload, need not look through what was imported
     with bind(settings.hostname, settings.port) as listener:
-        serve(create_app(settings), settings, listener)
+        application = create_app(settings)
+        _on_stop(sys.exit)  # uvicorn drains first and then raises the signal again
+        serve(application, settings, listener)
 
 
 def _check(settings: Settings) -> None:
+    _on_stop(end_process)
     from cloze.service.app import create_app
     from cloze.service.server import resolve
 
@@ -106,11 +107,14 @@ def limit_free_memory() -> None:
     mallopt({M_MMAP_THRESHOLD: LARGE, M_TRIM_THRESHOLD: LARGE, M_ARENA_MAX: 2})
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """End at once while the bundles load. Later, uvicorn drains first and then raises the signal again."""
-    if any(thread.name == OWN_THREAD for thread in threading.enumerate()):
-        end_process(0)  # a thread that loads a model would return to an interpreter that is being finalised, and abort
-    sys.exit(0)
+def _on_stop(end: Callable[[int], NoReturn]) -> None:
+    """End with status 0 by `end` when the process is asked to stop."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        end(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 if __name__ == "__main__":

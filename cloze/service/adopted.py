@@ -6,9 +6,11 @@ A command of its own makes the bundle, `cloze adopt`, which may load torch; the 
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,7 @@ from cloze.encoding.bundle import SPEC_FILE, unreadable
 from cloze.service.errors import SessionError
 
 HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+ENDING: Final = 10.0  # seconds that an interrupted conversion has to end
 CANNOT: Final = 2  # the status of a command that said in one line what its user can put right
 MODEL_FILES: Final = ("modules.json", "config.json")  # of a model of sentence-transformers, of transformers
 
@@ -58,14 +61,22 @@ def _adopt(model: str, bundle: Path, revision: str | None) -> None:
     """Make a bundle of a model in a process of its own, whose progress and errors are shown."""
     logger.info("making a bundle of %s, once: %s", model, bundle)
     pinned = [] if revision is None else [f"--revision={revision}"]
-    completed = subprocess.run(  # noqa: S603 - no shell, and neither path begins with a dash
-        [sys.executable, "-m", "cloze", "adopt", model, str(bundle), *pinned], check=False
-    )
-    if completed.returncode == CANNOT:
+    command = [sys.executable, "-m", "cloze", "adopt", model, str(bundle), *pinned]
+    # no shell, and neither path begins with a dash; its own session, so that it is interrupted once
+    with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603
+        try:
+            status = process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # so that it removes what it has written
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING)
+            process.kill()
+            raise
+    if status == CANNOT:
         sys.exit(CANNOT)
-    if completed.returncode:
+    if status:
         raise SessionError(
-            f"`cloze adopt {model}` ended with status {completed.returncode}; run it by itself, or serve another model"
+            f"`cloze adopt {model}` ended with status {status}; run it by itself, or serve another model"
         )
 
 

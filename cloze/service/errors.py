@@ -21,6 +21,8 @@ from cloze.encoding.errors import ClozeError, TextError, TextTooLong
 CHALLENGE: Final = {"www-authenticate": "Bearer"}
 NOT_READ: Final = {"connection": "close"}  # the rest of the body is not read
 
+FORKED: Final = "the process that loaded this model was forked, without its threads; load the model here"
+
 
 class SessionError(ClozeError):
     """The graph cannot be run as asked."""

@@ -200,6 +200,11 @@ def test_dimensions_that_are_not_there(bundle: Path, dimensions: int) -> None:
         Embed(bundle, dimensions=dimensions)
 
 
+def test_one_text_is_a_list_of_one(bundle: Path) -> None:
+    embed = Embed(bundle, threads=1)
+    assert np.array_equal(embed.embed("a man").vectors, embed.embed(["a man"]).vectors)
+
+
 def test_distinct_texts_keep_their_order() -> None:
     assert _distinct(["b", b"a", "b", None, "a"]) == ({"b": [0, 2], "a": [1, 4]}, {3: "the text is null"})
 

@@ -57,6 +57,14 @@ def test_a_part_without_failures_has_no_file_of_errors(output: Output, embedded:
     assert not (Path(output.root) / "errors").exists()
 
 
+def test_a_row_that_failed_before_and_not_again_is_in_one_file(output: Output, embedded: pa.Table) -> None:
+    """A killed process may have written the failures, and not the vectors."""
+    output.write(0, 0, embedded.slice(0, 1), [Failure("c", "not JSON")])
+    (Path(output.root) / "vectors/00000-000/part-000000.parquet").unlink()
+    output.write(0, 0, embedded.take([0, 2]), [])
+    assert not (Path(output.root) / "errors/00000-000/part-000000.parquet").exists()
+
+
 def test_a_folder_has_a_limit_of_rows(tmp_path: Path, embedded: pa.Table) -> None:
     output = Output.at(str(tmp_path / "out"), SHARD // 2)
     for number in (0, 1, 2):

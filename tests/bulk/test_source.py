@@ -3,12 +3,14 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from pyarrow import fs
 
 from cloze.encoding.errors import OptionError
 from cloze.service.bulk.source import Part, Source, SourceError
@@ -115,7 +117,28 @@ def test_a_folder_a_pattern_and_a_url(tmp_path: Path) -> None:
         assert [file.name for file in Source.find(location).files] == everything
     for pattern in (f"{tmp_path}/*.txt", f"file://{tmp_path}/[ab].txt*"):
         assert "b.txt" in {Path(file.path).name for file in Source.find(pattern).files}
-    assert [file.name for file in Source.find(f"{tmp_path}/**/[a-z].txt").files] == ["b.txt", "deep/c.txt"]
+    for start in ("", "file://"):
+        assert [file.name for file in Source.find(f"{start}{tmp_path}/**/[a-z].txt").files] == ["b.txt", "deep/c.txt"]
+    (tmp_path / "with blank").mkdir()
+    (tmp_path / "with blank" / "d.txt").write_bytes(b"text\n")
+    found = Source.find(f"file://{tmp_path}/with%20blank/*.txt").files
+    assert [file.path for file in found] == [f"{tmp_path}/with blank/d.txt"]  # and not those of other folders
+
+
+def test_the_query_of_a_url_with_a_pattern_goes_to_its_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.txt")
+    asked = list[str]()
+
+    def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
+        asked.append(uri)
+        return fs.LocalFileSystem(), str(tmp_path)
+
+    monkeypatch.setattr("cloze.service.bulk.source.fs.FileSystem", SimpleNamespace(from_uri=from_uri))
+    found = Source.find("s3://bucket/texts/*.txt?endpoint_override=minio:9000&scheme=http")
+    assert [file.name for file in found.files] == ["a.txt"]
+    assert asked == ["s3://bucket/texts?endpoint_override=minio:9000&scheme=http"]
 
 
 def test_what_the_job_writes_is_no_input(tmp_path: Path) -> None:
@@ -254,6 +277,60 @@ def test_numbers_wider_than_64_bits(tmp_path: Path) -> None:
     assert reasons(source) == {"b.jsonl:1003": "the column 'key' is 18446744073709551615, not of type int64"}
 
 
+KINDS = [
+    ("1", "true", "int64"),
+    ("1.5", "true", "double"),
+    ("true", "1", "bool"),
+    ('["x"]', '"http://x"', "list<item: string>"),
+    ('{"k": 1}', "[]", "struct<k: int64>"),
+]
+LATER = [  # a number with a fraction makes the column one of such numbers, if it is among the first rows
+    ("1", "2.5", "int64"),
+    ("[1]", "[1.5]", "list<item: int64>"),
+    ('{"k": 1}', '{"k": 2.5}', "struct<k: int64>"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "usual", "other", "column_type"),
+    [*((2, *kinds) for kinds in KINDS), *((1000, *kinds) for kinds in KINDS + LATER)],
+)
+def test_a_value_of_another_kind_fails_its_row_alone(
+    tmp_path: Path, before: int, usual: str, other: str, column_type: str
+) -> None:
+    """Also one that pyarrow would convert: 2.5 to 2, and a text to a list of its letters."""
+    lines = [f'{{"text": "a", "more": {value}}}\n' for value in (*[usual] * before, other, usual, "null")]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    source = Source.find(str(tmp_path / "a.jsonl"))
+    found = rows(source)
+    assert [row["more"] for row in found] == [*[json.loads(usual)] * (before + 1), None]
+    shown = repr(json.loads(other))
+    assert reasons(source) == {f"a.jsonl:{before + 1}": f"the column 'more' is {shown}, not of type {column_type}"}
+
+
+def test_a_whole_number_may_be_written_as_another(tmp_path: Path) -> None:
+    lines = [f'{{"text": "a", "whole": {whole}, "other": {other}}}\n' for whole, other in ((1, 0.5), (2.0, 3))]
+    (tmp_path / "a.jsonl").write_text("".join(lines * 600))
+    source = Source.find(str(tmp_path / "a.jsonl"), columns=("whole", "other"))
+    assert [(row["whole"], row["other"]) for row in rows(source)] == [(1, 0.5), (2, 3)] * 600
+
+
+def test_a_column_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "a", "more": {"[" * 900}{"]" * 900}}}\n')
+    with pytest.raises(SourceError, match="the column 'more' is nested more than 100 deep; name the columns to keep"):
+        Source.find(str(tmp_path / "a.jsonl"))
+    assert [row["text"] for row in rows(Source.find(str(tmp_path / "a.jsonl"), columns=("text",)))] == ["a"]
+
+
+def test_texts_of_parquet_may_be_held_in_several_ways(tmp_path: Path) -> None:
+    ways = [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+    for number, way in enumerate(ways):
+        table = pa.table({"text": pa.array([f"text {number}"]).cast(way), "place": [number]})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    found = rows(Source.find(str(tmp_path)))
+    assert [(row["text"], row["place"]) for row in found] == [(f"text {number}", number) for number in range(3)]
+
+
 def test_nothing_is_there(tmp_path: Path) -> None:
     for location in (str(tmp_path / "none.txt"), str(tmp_path), f"{tmp_path}/*.txt", f"file://{tmp_path}/none"):
         with pytest.raises(SourceError, match="is not there, or has no files of texts"):
@@ -266,14 +343,15 @@ def test_files_of_other_columns(tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "a.csv").write_text("text,key\na,1\n")
     (tmp_path / "csv" / "b.csv").write_text("key,words\n1,a\n")
-    with pytest.raises(
-        SourceError, match=r"b\.csv does not have the columns text \(string\), key \(string\) of the files"
-    ):
+    with pytest.raises(SourceError, match=r"b\.csv does not have the column 'text', of string in the files before it"):
         read(Source.find(str(tmp_path / "csv")))
     write(tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", [{"text": "a", "place": "not a number"}])
-    with pytest.raises(SourceError, match=r"b\.parquet does not have the columns .* of the files before it"):
-        read(Source.find(f"{tmp_path}/*.parquet"))
+    with pytest.raises(SourceError, match=r"b\.parquet has string in the column 'place', of int64 in the files before"):
+        Source.find(f"{tmp_path}/*.parquet")  # and not when its turn comes
+    write(tmp_path / "b.parquet", [{"text": "a"}])
+    with pytest.raises(SourceError, match=r"b\.parquet does not have the column 'place', of int64 in the files before"):
+        Source.find(f"{tmp_path}/*.parquet")
 
 
 def test_a_file_without_rows_may_be_the_first(tmp_path: Path) -> None:

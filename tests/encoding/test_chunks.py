@@ -26,6 +26,13 @@ def texts(text: str, chunks: list[Chunk]) -> list[str]:
     return [text[chunk.start : chunk.stop] for chunk in chunks]
 
 
+def characters(text: str, final_period: bool = False) -> TextEncoder:
+    """An encoder of which each character of the text is a token."""
+    listed = ["<s>", "</s>", "<pad>", "<mask>", *sorted(set(text))]
+    by_characters = Tokenizer(models.BPE({token: number for number, token in enumerate(listed)}, []))
+    return TextEncoder(by_characters, SpecialTokens(0, 1, 2, 3), Template.parse("[X]", "mean"), 32, final_period)
+
+
 def test_a_short_text_is_one_chunk(encoder: TextEncoder) -> None:
     assert list(chunked(encoder, "  two dogs run ", 10)) == [Chunk(2, 14)]
     assert list(chunked(encoder, "", 10)) == list(chunked(encoder, "  \n ", 10)) == [Chunk(0, 0)]
@@ -125,11 +132,22 @@ def test_a_tokenizer_may_count_the_blank_before_a_word_to_it(encoder: TextEncode
     assert [token.text for token in blanks.explain("a man")][:1] == ["<s>"]
 
 
+def test_text_without_blanks_overlaps_too() -> None:
+    """Each character is a token."""
+    encoder = characters("今日天气很好我们去公园")
+    chunks = list(chunked(encoder, "今日天气很好我们去公园", 4, 2))
+    assert chunks[:3] == [(0, 4), (2, 6), (4, 8)]
+
+
+def test_a_text_that_fits_with_its_own_period_is_one_chunk() -> None:
+    encoder = characters("今日.", final_period=True)
+    assert list(chunked(encoder, "今日今.", 4)) == [(0, 4)]
+    assert list(chunked(encoder, "今日今日", 4)) == [(0, 3), (3, 4)]  # the period is a token of its own
+
+
 def test_a_vowel_sign_that_is_a_token_stays_with_its_letter() -> None:
     word = "दुनिया"
-    listed = ["<s>", "</s>", "<pad>", "<mask>", *sorted(set(word))]
-    by_characters = Tokenizer(models.BPE({token: number for number, token in enumerate(listed)}, []))
-    encoder = TextEncoder(by_characters, SpecialTokens(0, 1, 2, 3), Template.parse("[X]", "mean"), 32)
+    encoder = characters(word)
     assert encoder.count(word) == 6
     for tokens in (2, 3):
         assert texts(word, list(chunked(encoder, word, tokens))) == ["दु", "नि", "या"]

@@ -17,7 +17,7 @@ from cloze.encoding.chunks import chunked, least_tokens
 from cloze.encoding.errors import OptionError, TextError, first_line
 from cloze.encoding.text import TextEncoder, Tokens, token_batches
 from cloze.service.bulk.remote import CONNECTIONS, REQUEST_TOKENS, Remote
-from cloze.service.errors import BackendFailed
+from cloze.service.errors import FORKED, BackendFailed
 from cloze.service.inference.model import MAX_TEXT_CHARACTERS
 from cloze.service.inference.session import Session
 from cloze.service.inference.threads import share_threads
@@ -83,7 +83,7 @@ class Embed:
         SessionError, and OptionError where the bundle has fewer dimensions, no such template or no room for a chunk.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pools below use the CPUs
-        self.bundle = Bundle.load(bundle)
+        self.bundle, self._process = Bundle.load(bundle), os.getpid()
         self.bundle.check_dimensions(dimensions)
         self._text_encoder = self.bundle.encoder_of(prompt_name)
         check_chunks(chunk_tokens, self._text_encoder)
@@ -129,7 +129,10 @@ class Embed:
         return table.replace_schema_metadata({**(table.schema.metadata or {}), SPACE: self.bundle.spec.space})
 
     def embed(self, texts: Sequence[str | bytes | None]) -> Embedded:
-        """Embed every text; bytes are UTF-8. Equal texts are embedded once."""
+        """Embed every text; bytes are UTF-8. Equal texts are embedded once. Raises OptionError."""
+        if os.getpid() != self._process:
+            raise OptionError(FORKED)
+        texts = [texts] if isinstance(texts, str | bytes) else texts
         rows, errors = _distinct(texts)
         distinct = list(rows)
         parts, owners = self._parts(distinct)

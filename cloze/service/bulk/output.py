@@ -148,6 +148,8 @@ class Output:
                     "reason": [failure.reason for failure in failures],
                 }
                 self._write(f"errors/{path}", pa.table(columns, pa.schema({"id": pa.string(), "reason": pa.string()})))
+            else:  # of this part, written by a process that did not get further
+                self._remove(f"{self.root}/errors/{path}")
             metadata = {COUNTS: json.dumps(counts._asdict()), SPACE: (good.schema.metadata or {}).get(SPACE, b"")}
             self._write(f"vectors/{path}", good.drop_columns(["error"]).replace_schema_metadata(metadata))
         except OSError as error:
@@ -170,9 +172,12 @@ class Output:
                 stream.write(content)
             self.filesystem.move(partial, path)
         except OSError:
-            if self.filesystem.get_file_info(partial).type == fs.FileType.File:
-                self.filesystem.delete_file(partial)
+            self._remove(partial)
             raise
+
+    def _remove(self, path: str) -> None:
+        if self.filesystem.get_file_info(path).type == fs.FileType.File:
+            self.filesystem.delete_file(path)
 
     def _counts(self, path: str) -> Counts | None:
         try:

@@ -8,7 +8,8 @@ ended. A row that cannot be read, such as a line that is not JSON, is returned w
 import glob
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from itertools import islice
 from os.path import basename, commonpath, normpath, realpath, relpath
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,8 +28,16 @@ from cloze.encoding.rows import COMPRESSIONS, ENDINGS, SEPARATORS, Row, RowsErro
 from cloze.service.bulk.embed import check_columns
 
 BUFFER: Final = 2**16  # bytes
+FOOTERS: Final = 16  # read at once
+DEEPEST: Final = 100  # lists and objects in one another
 SAMPLE: Final = 1000  # rows of a file of text that decide its columns
 PARQUET: Final = ".parquet"
+KINDS: Final[tuple[tuple[Callable[[pa.DataType], bool], type | tuple[type, ...]], ...]] = (  # of a value of JSON
+    (pa.types.is_string, str),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, (int, float)),
+)
 
 
 class SourceError(OptionError):
@@ -98,6 +108,7 @@ class Source:
             raise OptionError("the input has a column 'id': write --id-column id, or keep other columns only")
         schema = schema_of([name for name in names if name in wanted])
         check_columns(schema, text_column)
+        _check_parquet(filesystem, [file.path for file in files if _is_parquet(file.path)], schema)
         return cls(filesystem, files, schema, text_column, id_column, rows_per_part)
 
     def parts(self, file: int, skip: Callable[[int], bool] = lambda number: False) -> Iterator[Part]:
@@ -121,11 +132,7 @@ class Source:
 
     def _parquet_parts(self, file: int, raw: pa.NativeFile, skip: Callable[[int], bool]) -> Iterator[Part]:
         """Parts end where a row group ends, so that a group whose parts are all skipped is not read."""
-        path, contents, size = self.files[file].path, pq.ParquetFile(raw), self.rows_per_part
-        if any(name not in contents.schema_arrow.names for name in self.schema.names) or not all(
-            contents.schema_arrow.field(field.name).type == field.type for field in self.schema
-        ):
-            raise self._other_columns(path)
+        contents, size = pq.ParquetFile(raw), self.rows_per_part
         row_bytes = self.files[file].size / max(contents.metadata.num_rows, 1)
         number = first = 0
         for group in range(contents.num_row_groups):
@@ -135,7 +142,7 @@ class Source:
                 batches = contents.iter_batches(size, [group], self.schema.names)
                 for part_number, batch in zip(numbers, batches, strict=True):
                     if not skip(part_number):
-                        table = pa.Table.from_batches([batch]).select(self.schema.names)
+                        table = _as_in(self.schema, pa.Table.from_batches([batch]))
                         start = first + (part_number - number) * size
                         ids = range(start, start + len(table))
                         yield Part(
@@ -151,45 +158,71 @@ class Source:
         with_header = ending_of(path) in SEPARATORS
         while chunk := list(islice(rows, self.rows_per_part)):
             record = next((row for row in chunk if not isinstance(row, str)), None)  # in a .csv each has all columns
-            if with_header and record is not None and not record.keys() >= set(self.schema.names):
-                raise self._other_columns(path)
+            if with_header and record is not None and (lacking := set(self.schema.names) - record.keys()):
+                raise _other_columns(path, self.schema.field(min(lacking)))
             end = stream.tell()
             if not skip(number):
                 table, failures = self._table(file, number * self.rows_per_part, chunk)
                 yield Part(file, number, table, failures, end - start)
             number, start = number + 1, end
 
-    def _other_columns(self, path: str) -> SourceError:
-        columns = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
-        return SourceError(f"{path} does not have the columns {columns} of the files before it; embed it by itself")
-
     def _table(self, file: int, first: int, rows: list[Row]) -> tuple[pa.Table, list[Failure]]:
         """Return the rows as a table, and those that are not like the others. `first` is the first row's index."""
-        good = [index for index, row in enumerate(rows) if not isinstance(row, str)]
         reasons = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
+        reasons |= self._mismatches(rows, reasons, _fits)
         try:
-            table = pa.Table.from_pylist([rows[index] for index in good], self.schema)
+            table = self._table_of(rows, reasons)
         except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError, ValueError):
-            reasons |= {index: reason for index in good if (reason := self._mismatch(rows[index]))}
-            good = [index for index in good if index not in reasons]
-            table = pa.Table.from_pylist([rows[index] for index in good], self.schema)
+            reasons |= self._mismatches(rows, reasons, _converts)
+            table = self._table_of(rows, reasons)
+        good = [index for index in range(len(rows)) if index not in reasons]
         name = self.files[file].name
         failures = [Failure(f"{name}:{first + index + 1}", reason) for index, reason in sorted(reasons.items())]
         return self._with_ids(table, file, [first + index for index in good]), failures
 
-    def _mismatch(self, row: Row) -> str | None:
+    def _table_of(self, rows: list[Row], reasons: Container[int]) -> pa.Table:
+        return pa.Table.from_pylist([row for index, row in enumerate(rows) if index not in reasons], self.schema)
+
+    def _mismatches(
+        self, rows: list[Row], reasons: Container[int], fits: Callable[[Any, pa.DataType], bool]
+    ) -> dict[int, str]:
+        """Return why a value of a row does not fit its column, by the row's index."""
+        found: dict[int, str] = {}
         for field in self.schema:
-            value = row.get(field.name)  # type: ignore[union-attr]
-            try:
-                pa.array([value], field.type)
-            except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError, ValueError):
-                return f"the column {field.name!r} is {value!r:.100}, not of type {field.type}"
-        return None
+            for index, row in enumerate(rows):
+                if index in reasons or fits(value := row.get(field.name), field.type):  # type: ignore[union-attr]
+                    continue
+                found.setdefault(index, f"the column {field.name!r} is {value!r:.100}, not of type {field.type}")
+        return found
 
     def _with_ids(self, table: pa.Table, file: int, rows: Iterable[int]) -> pa.Table:
         if self.id_column is not None:
             return table
         return table.add_column(0, "id", pa.array([f"{self.files[file].name}:{row + 1}" for row in rows], pa.string()))
+
+
+def _fits(value: Any, column_type: pa.DataType) -> bool:
+    """Whether a value of JSON is of a type. pyarrow converts 2.5 to the integer 2, and a text to a list of letters."""
+    if value is None:
+        return True
+    if pa.types.is_list(column_type):
+        return isinstance(value, list) and all(_fits(item, column_type.value_type) for item in value)
+    if pa.types.is_struct(column_type):
+        fields = (column_type.field(index) for index in range(column_type.num_fields))
+        return isinstance(value, dict) and all(_fits(value.get(field.name), field.type) for field in fields)
+    if isinstance(value, bool):
+        return bool(pa.types.is_boolean(column_type))
+    if isinstance(value, float) and pa.types.is_integer(column_type):
+        return value.is_integer()
+    return isinstance(value, next((kinds for is_of, kinds in KINDS if is_of(column_type)), object))
+
+
+def _converts(value: Any, column_type: pa.DataType) -> bool:
+    try:
+        pa.array([value], column_type)
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
@@ -219,12 +252,15 @@ def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
 
 def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     """Return what a location names: all known files of a folder, but a file or a pattern whatever it is called."""
+    pattern = list[str]()
     if "://" in location:
-        fixed, star, _ = location.partition("*")
-        filesystem, path = fs.FileSystem.from_uri(fixed.rpartition("/")[0] if star else location)
-        pattern = f"{path}/{location[len(fixed.rpartition('/')[0]) + 1 :]}" if star else None
+        address, mark, query = location.partition("?")  # of which s3:// has its endpoint
+        fixed, star, _ = address.partition("*")
+        folder = fixed.rpartition("/")[0] if star else address
+        filesystem, path = fs.FileSystem.from_uri(f"{folder}{mark}{query}")
+        pattern = unquote(address[len(folder) + 1 :]).split("/") if star else []
     else:
-        filesystem, path, pattern = fs.LocalFileSystem(), str(Path(location).absolute()), None
+        filesystem, path = fs.LocalFileSystem(), str(Path(location).absolute())
         if glob.has_magic(location) and not Path(location).exists():
             return filesystem, filesystem.get_file_info(
                 [str(Path(match).absolute()) for match in glob.glob(location, recursive=True)]
@@ -234,13 +270,23 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
         return filesystem, [top]
     inside = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
     if pattern:
-        return filesystem, [info for info in inside if fnmatchcase(info.path, pattern)]
+        return filesystem, [info for info in inside if _matches(relpath(info.path, path).split("/"), pattern)]
     seen = [info for info in inside if info.type == fs.FileType.File and not _hidden(relpath(info.path, path))]
     known = [info for info in seen if _is_known(info.path)]
     if others := sorted({info.path for info in seen} - {info.path for info in known}):
         example = relpath(others[0], path)
         print(f"{location}: {len(others):,} files of no known kind are left out, such as {example}", file=sys.stderr)
     return filesystem, known
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path are those of a pattern, of which `**` stands for any number, and none for hidden."""
+    if not pattern or not path:
+        return not path and all(part == "**" for part in pattern)
+    hidden = path[0].startswith(".") and not pattern[0].startswith(".")
+    if pattern[0] == "**":
+        return _matches(path, pattern[1:]) or (not hidden and _matches(path[1:], pattern))
+    return not hidden and fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
 
 
 def _is_known(path: str) -> bool:
@@ -286,6 +332,38 @@ def _sample(filesystem: fs.FileSystem, path: str) -> list[tuple[int, dict[str, A
     return records
 
 
+def _check_parquet(filesystem: fs.FileSystem, paths: Sequence[str], schema: pa.Schema) -> None:
+    """Check that each file has the columns, before any is embedded. Raises SourceError."""
+
+    def read(path: str) -> pa.Schema:
+        with _opened(filesystem, path) as raw:
+            return pq.read_schema(raw)
+
+    with ThreadPoolExecutor(FOOTERS) as pool:
+        for path, found in zip(paths, pool.map(read, paths), strict=True):
+            for field in schema:
+                other = found.field(field.name).type if field.name in found.names else None
+                if other != field.type and not (_is_text(field.type) and other is not None and _is_text(other)):
+                    raise _other_columns(path, field, other)
+
+
+def _is_text(column_type: pa.DataType) -> bool:
+    """Whether a column holds texts, in one of the ways that parquet's writers have."""
+    kind = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _as_in(schema: pa.Schema, table: pa.Table) -> pa.Table:
+    """Return the columns of a schema, of its types; texts may be held in another way."""
+    columns = [table.column(field.name).cast(field.type) for field in schema]
+    return pa.table(columns, schema=schema)
+
+
+def _other_columns(path: str, field: pa.Field, other: pa.DataType | None = None) -> SourceError:
+    has = f"has {other} in the column" if other is not None else "does not have the column"
+    return SourceError(f"{path} {has} {field.name!r}, of {field.type} in the files before it; embed it by itself")
+
+
 @contextmanager
 def _opened(filesystem: fs.FileSystem, path: str) -> Iterator[pa.NativeFile]:
     try:
@@ -307,6 +385,10 @@ def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
     numbers = {int, float} if commonest in (int, float) else {commonest}
     kept = [(line, value) for line, value in values if type(value) in numbers]
     column_type = _common([value for _, value in kept])
+    if column_type is not None and _depth(column_type) > DEEPEST:
+        raise SourceError(
+            f"{path}: the column {name!r} is nested more than {DEEPEST} deep; name the columns to keep with --columns"
+        )
     if column_type is None:
         ends = (end for end in range(1, len(kept)) if _common([value for _, value in kept[: end + 1]]) is None)
         end = next(ends, 0)
@@ -346,6 +428,14 @@ def _common(values: list[Any]) -> pa.DataType | None:
     except (pa.ArrowException, TypeError):
         pass
     return None
+
+
+def _depth(column_type: pa.DataType) -> int:
+    """How deep lists and objects are nested, a level at a time."""
+    depth, level = 0, [column_type]
+    while level:
+        depth, level = depth + 1, [kind.field(index).type for kind in level for index in range(kind.num_fields)]
+    return depth
 
 
 def _has_empty_struct(column_type: pa.DataType) -> bool:
