@@ -6,5 +6,5 @@
 ARG SERVICE=cloze-service
 FROM $SERVICE
 ARG BUNDLE=cloze-mini
-# Readable for the service's user, whatever the modes on the machine that builds.
+# Readable for the service's user, for any modes on the build machine.
 COPY --chmod=755 $BUNDLE /models/$BUNDLE

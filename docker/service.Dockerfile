@@ -1,17 +1,17 @@
-# The HTTP service, without torch, compiler and model: a bundle is mounted, or made of a model that has an ONNX graph.
+# The HTTP service, without torch, a compiler or a model. Mount a bundle, or name a model that has an ONNX graph.
 #
 #   docker build -f docker/service.Dockerfile -t cloze-service .
 #   docker build -f docker/service.Dockerfile -t cloze-service:gpu --build-arg RUNTIME=gpu .
 #
-# RUNTIME is cpu, gpu, or ray (cpu and Ray Serve). docker/requirements-RUNTIME.txt says what is installed, and pip checks its
-# hashes. For gpu it includes CUDA and cuDNN as Python packages, and the NVIDIA container toolkit brings the driver, so all
-# kinds stand on the same slim base.
+# RUNTIME is cpu, gpu, or ray (cpu and Ray Serve). pip installs docker/requirements-RUNTIME.txt and checks its hashes. All
+# three use the same slim base image: for gpu, CUDA and cuDNN are Python packages, and the NVIDIA container toolkit provides
+# the driver.
 FROM python:3.11-slim AS build
 ARG RUNTIME=cpu
 WORKDIR /app
-# No source is here yet, so this installs what the package depends on and its name and version, which /info reports;
-# the layer is made again when one of these two files changes, and not when the code does. The package's files have to
-# exist, that of the default model too, which the image leaves out.
+# Install the dependencies before the code is copied, so that this layer is rebuilt only if one of these two files changes.
+# This also records the package's version, which /info reports. The empty files and the model's empty folder, which
+# the image omits, must exist for the package to install.
 COPY pyproject.toml docker/requirements-$RUNTIME.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     touch README.md LICENSE && mkdir -p models/cloze-mini \
@@ -21,7 +21,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && pip --python /opt/venv/bin/python check
 COPY LICENSE ./
 COPY cloze cloze
-# Compiled here, for the container cannot write, and readable for its user, whatever the modes on the machine that builds.
+# Compile now, because the container's file system is read-only. Make the code readable for any modes on the build machine.
 RUN rm -rf README.md pyproject.toml requirements-*.txt models cloze/training \
  && chmod -R a+rX . \
  && /opt/venv/bin/python -m compileall -q .
@@ -37,12 +37,12 @@ ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     CLOZE_HOSTNAME=0.0.0.0 \
     CLOZE_PORT=8080
-# A number and not a name, so that an orchestrator can see that it is not root.
+# A number instead of a name, so that an orchestrator can verify that the user is not root.
 USER 10001:10001
 EXPOSE 8080
 STOPSIGNAL SIGTERM
-# http.client and not urllib: a proxy named in the environment must not be asked about 127.0.0.1.
+# http.client instead of urllib, which would send the request to a proxy that the environment names.
 HEALTHCHECK --interval=3s --timeout=3s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['CLOZE_PORT']), timeout=2); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
-# The list form: the signal that stops the container reaches Python, not a shell.
+# The list form, so that the stop signal reaches Python instead of a shell.
 ENTRYPOINT ["cloze", "serve"]

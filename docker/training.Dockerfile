@@ -2,8 +2,8 @@
 #
 #   docker compose run --rm training cloze fit RECIPE ...
 #
-# torch is the package index's: on Linux, the build with CUDA. Another build of it is given as an image that holds the
-# wheel and nothing else (FROM scratch, COPY *.whl /):
+# torch comes from the package index: on Linux, the build with CUDA. To use another build, name an image that contains only
+# its wheel (FROM scratch, COPY *.whl /):
 #
 #   docker build -f docker/training.Dockerfile -t cloze-training --build-arg WHEELS=my-wheels .
 ARG WHEELS=scratch
@@ -11,7 +11,7 @@ FROM ${WHEELS} AS wheels
 
 FROM python:3.11-slim AS build
 WORKDIR /src
-# As in service.Dockerfile: what the package depends on, before its code.
+# Install the dependencies before the code is copied, as in service.Dockerfile.
 COPY pyproject.toml constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=wheels,target=/wheels \
@@ -25,9 +25,9 @@ RUN rm -rf /app/cloze/service && chmod -R a+rX /app
 FROM python:3.11-slim
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
-# Runs, data and bundles are mounted in the working directory; the code is elsewhere, so that no mount hides it.
+# Runs, data and bundles are mounted in the working directory. The code is elsewhere, so that no mount hides it.
 WORKDIR /workspace
-# HOME and USER: the user may be any number (RUN_AS), and torch asks for the name of who runs it.
+# HOME and USER: the user may be any number (RUN_AS), and torch needs the user's name.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/app \
     PYTHONDONTWRITEBYTECODE=1 \
