@@ -26,13 +26,14 @@ def load(
     provider: "ProviderChoice" = "auto",
     threads: int = 0,
 ) -> "Embedder":
-    """Load a bundle to embed in this process, with the vectors that the service would give.
+    """Load a bundle to embed texts in this process. The vectors are the same as the service's.
 
-    `bundle` is the folder of one, or `cloze-mini`, the model that comes with Cloze. `threads` of the CPU run the graph;
-    0 takes those available. Raises ClozeError (cloze.encoding.errors), with what was found and what to do next.
+    `bundle` is the folder of a bundle, or `cloze-mini`, the model that comes with Cloze. `threads` is the number of CPU
+    threads that run the graph; 0 means all available CPUs. Raises ClozeError (cloze.encoding.errors), whose message
+    says what was found and what to do next.
     """
     try:
-        from cloze.embedder import Embedder  # here, so that `import cloze` takes no time
+        from cloze.embedder import Embedder  # imported here, so that `import cloze` is fast
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("cloze"):
             raise

@@ -1,8 +1,9 @@
-"""The command `cloze`, and what the commands of both sides share: exit codes, and errors of one line.
+"""The command `cloze`, and what the commands of training and the service share: exit codes and one-line errors.
 
-0 done, 1 a difference (`verify`) or missing rows (`bulk --check`), 2 an error that its user can put right (a ClozeError
-or a full disk), 3 done but for some rows (`bulk`), 130 interrupted. Any other exception is a bug and keeps its
-traceback. Commands are named by strings, so that neither side is imported before it is asked for.
+Exit codes: 0 done, 1 a difference (`verify`) or missing rows (`bulk --check`), 2 an error that the user can fix (a
+ClozeError or a full disk), 3 done except for some rows (`bulk`), 130 interrupted. Any other exception is a bug and
+keeps its traceback. Commands are named by strings, so that neither training nor the service is imported before it is
+needed.
 """
 
 import errno
@@ -15,7 +16,7 @@ from typing import Final
 
 from cloze.encoding.errors import ClozeError
 
-COMMANDS: Final = {  # the module of each, below `cloze`
+COMMANDS: Final = {  # command -> its module in `cloze`, and what it does
     "serve": ("service", "serve bundles over HTTP"),
     "doctor": ("service.doctor", "show what this machine offers, and whether it is ready to serve"),
     "bulk": ("service.bulk", "embed the texts of files"),
@@ -39,7 +40,7 @@ COMMANDS: Final = {  # the module of each, below `cloze`
     "weigh": ("training.weigh", "let frequent words count less in a mean, without training"),
     "average": ("training.average", "average the weights of several runs"),
 }
-WITHOUT_TORCH: Final = {"adopt": "adoption"}  # another module, where torch is not installed
+WITHOUT_TORCH: Final = {"adopt": "adoption"}  # command -> the module to run if torch is not installed
 GUIDE: Final = """\
 Cloze turns your own text into a sentence-embedding service.
 
@@ -54,8 +55,8 @@ Cloze turns your own text into a sentence-embedding service.
   cloze evaluate model --pairs pairs.csv   score a bundle, a run or a server
 
 All commands: cloze --help. Options of one: cloze COMMAND --help. Is this machine ready: cloze doctor."""
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
-EXTRAS: Final = {  # that a module or its package needs
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or the user's quota is used up
+EXTRAS: Final = {  # module or package -> the extras that it needs
     "adoption": "cpu,adopt",
     "service": "cpu",
     "service.bulk": "cpu,bulk",
@@ -82,14 +83,14 @@ def run(command: Callable[[], int | None]) -> int:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a full disk raised it: an OSError, or one of a library in Rust, such as safetensors."""
+    """Whether a full disk caused the error: an OSError, or the error of a Rust library such as safetensors."""
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(f"(os error {number})" in str(error) for number in FULL)
 
 
 def main() -> int:
-    """Run the command that the first word names, with the words after it."""
+    """Run the command that the first argument names, with the remaining arguments."""
     return run(_dispatch)
 
 
@@ -105,7 +106,7 @@ def _dispatch() -> int:
     if name in WITHOUT_TORCH and find_spec("torch") is None:
         module = WITHOUT_TORCH[name]
     side = f"cloze.{module.partition('.')[0]}"
-    if find_spec(side) is None:  # an image has one of the two
+    if find_spec(side) is None:  # a container image contains training or the service
         raise ClozeError(f"cloze {name} is not in this installation; use the image or the package that has {side}")
     sys.argv = [f"cloze {name}", *arguments]
     try:
@@ -118,7 +119,7 @@ def _dispatch() -> int:
 
 
 def end_in_one_line(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The `sys.excepthook` of `python -m training.NAME`: for a package that is not installed, one line and status 2.
+    """The `sys.excepthook` of `python -m training.NAME`: print one line and exit with 2 if a package is not installed.
 
     `run` cannot do it, because a command's module imports some packages before it calls `run`.
     """
@@ -133,7 +134,7 @@ def end_in_one_line(error_type: type[BaseException], error: BaseException, trace
 
 
 def _advice(module: str, error: ModuleNotFoundError) -> str | None:
-    """What to install for a command's module; None if the missing one is not of an extra, which is a bug."""
+    """What to install for a command's module; None if no extra has the missing module, which is a bug."""
     extra = EXTRAS.get(module, EXTRAS.get(module.partition(".")[0]))
     missing = (error.name or "").partition(".")[0]
     if extra is None or missing in ("", "cloze"):

@@ -1,4 +1,4 @@
-"""A bundle in this process: texts to vectors in notebooks and scripts, the same vectors as the service's."""
+"""Embed texts with a bundle in this process, for notebooks and scripts. The vectors are the same as the service's."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,11 +20,11 @@ from cloze.service.inference.vectors import cosine_matrix, finish
 from cloze.service.settings import PrecisionChoice, ProviderChoice
 
 SLICE: Final = 4096  # texts that are tokenised and embedded at once, in batches of similar lengths
-PATIENCE: Final = 1.0  # seconds before there is a progress bar
+PATIENCE: Final = 1.0  # seconds before a progress bar is shown
 
 
 class Embedder:
-    """A loaded bundle. Thread-safe; a copy is the model itself, and a pickled one loads its bundle again."""
+    """A loaded bundle. Thread-safe. A copy is the same object; unpickling loads the bundle again."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Embedder:
 
     @property
     def dimension(self) -> int:
-        """Numbers in a vector."""
+        """The number of dimensions of a vector."""
         return self.bundle.spec.dimension
 
     @property
     def template(self) -> str:
-        """The words around a text, which stands in the place of [X]."""
+        """The template: the words around a text, which replaces [X]."""
         return self.bundle.spec.template
 
     def embed(
@@ -77,9 +77,9 @@ class Embedder:
     ) -> NDArray[np.float32]:
         """Return a vector for each text, float32 (texts, dimensions), of length 1 unless `normalize` is False.
 
-        `prompt_name` is the name of one of the bundle's templates; without it, its own is used. `dimensions` keeps the
-        first numbers of a vector. A text longer than fits is cut, or with `truncate=False` an error. There is a
-        progress bar where it takes longer than a second, on a terminal. Raises OptionError, TextError, BackendFailed.
+        `prompt_name` names one of the bundle's templates; None means the bundle's own. `dimensions` keeps only the
+        first dimensions of a vector. A text that is too long is truncated, or raises TextError with `truncate=False`.
+        On a terminal, a progress bar is shown after a second. Raises OptionError, TextError, BackendFailed.
         """
         if os.getpid() != self._process:
             raise OptionError(FORKED)
@@ -110,24 +110,24 @@ class Embedder:
     def similarity(
         self, first: Sequence[str], second: Sequence[str], *, prompt_name: str | None = None
     ) -> NDArray[np.float64]:
-        """Return the cosine of each first text with each second one, (first, second), within [-1, 1]."""
+        """Return the cosine of every text in `first` with every text in `second`, (first, second), within [-1, 1]."""
         left, right = (self.embed(texts, prompt_name=prompt_name, normalize=False) for texts in (first, second))
         return cosine_matrix(left, right)
 
     def tokens(self, text: str, *, prompt_name: str | None = None) -> list[str]:
-        """Return what the graph reads of a text: its tokens in the template, from [CLS] to [SEP]."""
+        """Return the tokens that the graph reads: the text in its template, from [CLS] to [SEP]."""
         return [token.text for token in self.bundle.encoder_of(prompt_name).explain(text) if not token.cut]
 
 
 def _listed(texts: Sequence[str]) -> list[str]:
-    """A list of texts; one text is a list of one. Raises OptionError for what is not a text."""
+    """Return the texts as a list; a single text becomes a list of one. Raises OptionError if one is not a text."""
     if (
         isinstance(texts, Mapping | set | frozenset)
         or not isinstance(texts, Iterable)
         or getattr(texts, "ndim", 1) != 1
     ):
         raise OptionError(f"the texts are a {type(texts).__name__}; give a list of them, such as a column of a table")
-    listed = [texts] if isinstance(texts, str) else list(getattr(texts, "to_pylist", lambda: texts)())  # of pyarrow
+    listed = [texts] if isinstance(texts, str) else list(getattr(texts, "to_pylist", lambda: texts)())  # for pyarrow
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise OptionError(f"text {index} is {text!r}, a {type(text).__name__}; give strings")

@@ -1,4 +1,4 @@
-"""The machine: processor, packages, and the CPUs and memory of this process, by affinity and cgroup limits."""
+"""The machine: processor, packages, and the CPUs and memory that affinity and cgroup limits allow this process."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ VECTOR_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8",
 
 
 def processor(file: Path = PROCESSORS) -> str:
-    """Name the CPU, and which of the vector extensions that int8 arithmetic uses it has."""
+    """Return the name of the CPU, and those of its vector extensions that int8 arithmetic uses."""
     facts = _facts(file)
     name = facts.get("model name") or platform.processor() or platform.machine()
     flags = ", ".join(flag for flag in VECTOR_FLAGS if flag in _flags(facts))
@@ -27,12 +27,12 @@ def processor(file: Path = PROCESSORS) -> str:
 
 
 def has_bf16(file: Path = PROCESSORS) -> bool:
-    """Whether the CPU multiplies in bf16; others emulate it, many times slower than fp32."""
+    """Whether the CPU multiplies in bf16; other CPUs emulate it, many times slower than fp32."""
     return not set(_flags(_facts(file))).isdisjoint(BF16_FLAGS)
 
 
 def _facts(file: Path) -> dict[str, str]:
-    """What the system says of its last processor."""
+    """The system's description of its last processor, by key."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
@@ -48,7 +48,7 @@ def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
 
 
 def memory_limit(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Return the bytes that the process's cgroups (v2) allow; None where they set no limit."""
+    """Return the bytes that the process's cgroups (v2) allow; None if they set no limit."""
     texts = (_read(group / "memory.max").strip() for group in _groups(root, membership))
     return min((int(text) for text in texts if text.isdecimal()), default=None)
 
@@ -65,13 +65,13 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def resident_memory(status: Path = STATUS) -> int | None:
-    """Bytes of memory that this process has now; None where the system is not Linux."""
+    """The resident memory of this process in bytes; None if the system is not Linux."""
     match = re.search(r"VmRSS:\s*(\d+) kB", _read(status))
     return 1024 * int(match[1]) if match else None
 
 
 def peak_memory() -> int | None:
-    """Bytes that this process has used at most; None where the system does not say, as on Windows."""
+    """The peak memory of this process in bytes; None if the system does not report it, as on Windows."""
     if match := re.search(r"VmHWM:\s*(\d+) kB", _read(STATUS)):  # Linux's getrusage also counts the parent program
         return 1024 * int(match[1])
     try:

@@ -1,6 +1,6 @@
-"""The options of a command: a pydantic model whose fields are the flags, and errors of one line.
+"""The options of a command: a pydantic model whose fields are the flags, with one-line errors.
 
-Used by both sides, so that all commands have the same spelling, help and errors.
+Training and the service both use it, so that all commands have the same flags, help and errors.
 """
 
 import difflib
@@ -27,7 +27,7 @@ from pydantic_settings import (
 
 from cloze.encoding.errors import OptionError
 
-REQUIRED: Final = "the following arguments are required"  # argparse says so of words that belong to no option
+REQUIRED: Final = "the following arguments are required"  # argparse's message if a positional argument is missing
 METAVARS: Final = {"str": "TEXT", "int": "N", "float": "X", "{int,float}": "X", "Path": "PATH", "SecretStr": "TEXT"}
 
 
@@ -45,15 +45,15 @@ class Options(BaseSettings):
         cli_exit_on_error=False,
     )
     groups: ClassVar[Mapping[str, Collection[str]]] = {}
-    """Titles in the help, each with the names of the fields below it; the others stand first, under `options`."""
+    """Section titles in the help, each with the names of its fields. Other fields come first, under `options`."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str] | None, program: str, unless_given: Mapping[str, Any] = {}) -> Self:
-        """Read the command line, which is the process's if it is None.
+        """Parse `arguments`, or the process's command line if None.
 
-        For options that it does not set, `unless_given` precedes the defaults.
+        An option that is not given gets its value from `unless_given`, or else its default.
 
-        Raises OptionError, one line that says what to write; words that may be a key are never shown. Ends the process
+        Raises OptionError, one line that says what to write and never shows a word that may be a key. Ends the process
         after --help.
         """
         words = sys.argv[1:] if arguments is None else list(arguments)
@@ -70,19 +70,19 @@ class Options(BaseSettings):
             return cls(_cli_settings_source=source(args=words), **unless_given)
         except SettingsError as error:
             raise OptionError(cls._explain_usage(str(error).removeprefix("error parsing CLI: "), words)) from None
-        except ValidationError as error:  # it holds every value
+        except ValidationError as error:  # the original error contains every value
             raise OptionError("; ".join(map(cls._explain, error.errors()))) from None
 
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave the process's environment out: a variable named ENCODER is not meant for Cloze."""
+        """Ignore the process's environment: a variable named ENCODER is not meant for Cloze."""
         return (init_settings,)
 
     @classmethod
     def called(cls, name: str) -> str:
-        """Return what an error calls an option."""
+        """Return the name of an option in error messages."""
         return flag(name)
 
     @classmethod
@@ -117,7 +117,7 @@ class Options(BaseSettings):
 
 
 class _Switch(BooleanOptionalAction):
-    """`--NAME` or `--no-NAME`, also where the name itself begins with "no-"."""
+    """`--NAME` or `--no-NAME`, even if the name itself begins with "no-"."""
 
     def __call__(
         self,
@@ -144,14 +144,14 @@ def flag(name: str) -> str:
 
 
 def _described(options: type[Options]) -> type[Options]:
-    options.__doc__ = inspect.cleandoc(options.__doc__ or "")  # the help shows it as it is
+    options.__doc__ = inspect.cleandoc(options.__doc__ or "")  # the help shows it unchanged
     return options
 
 
 def _add_argument(titles: Mapping[str, str], groups: dict[str, Any], parser: Any, *names: str, **keywords: Any) -> Any:
-    """Simpler help: the kind of one word, and no default for an option that is unset. A switch is a `_Switch`.
+    """Add an argument with simpler help: a list shows the type of one item, and an empty default is not shown.
 
-    `groups` has the argument groups that were made for `titles`.
+    A switch is a `_Switch`. `groups` has the argument groups that were made for `titles`.
     """
     group, title = parser, titles.get(names[-1])
     if title is not None:
@@ -167,7 +167,10 @@ def _add_argument(titles: Mapping[str, str], groups: dict[str, Any], parser: Any
 
 
 def _parse_arguments(grouped: bool, parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Lists as JSON: pydantic-settings would split their words at commas. So many options are not listed twice."""
+    """Parse the command line. Lists become JSON, because pydantic-settings would split their words at commas.
+
+    If the options are `grouped`, the usage line does not list them: they are many, and the help lists them below.
+    """
     if grouped:
         parser.usage = "%(prog)s [--NAME VALUE ...]"
     namespace = parser.parse_args(arguments)
@@ -178,7 +181,7 @@ def _parse_arguments(grouped: bool, parser: ArgumentParser, arguments: Sequence[
 
 
 def key_of(file: Path | None) -> str:
-    """The API key in a file; none without a file. Raises OptionError."""
+    """The API key in a file; empty without a file. Raises OptionError."""
     if file is None:
         return ""
     try:

@@ -1,1 +1,1 @@
-"""Models of sentence-transformers: their files, and a bundle of their own ONNX graph. It needs no torch."""
+"""Reads the files of sentence-transformers models, and makes bundles of their own ONNX graphs. Works without torch."""

@@ -1,4 +1,4 @@
-"""cloze adopt MODEL OUT where torch is not installed: a bundle of the model's own ONNX graph."""
+"""`cloze adopt MODEL OUT` without torch: make a bundle of the model's own ONNX graph."""
 
 import sys
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = AdoptOptions.parse(arguments, "cloze adopt")
 
     folder = model_folder(options.model, options.revision, graph=True)
-    graph_file(folder, options.model)  # without one, it does not help to install onnx
+    graph_file(folder, options.model)  # checked first: without a graph, installing onnx would not help
 
-    # onnx takes half a second, for which help and a wrong option need not wait
+    # importing onnx takes half a second, which the help and option errors do not need
     from cloze.adoption.bundle import write
 
     write(options.model, folder, options.out, options.max_tokens)

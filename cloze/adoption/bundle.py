@@ -1,4 +1,4 @@
-"""A bundle of a sentence-transformers model's own ONNX graph, compared with that graph and pooling in numpy."""
+"""Make a bundle of a sentence-transformers model's own ONNX graph, and compare it with that graph, pooled in numpy."""
 
 import hashlib
 import json
@@ -59,8 +59,8 @@ from cloze.encoding.errors import first_line
 from cloze.encoding.template import PoolingMode
 from cloze.encoding.text import TextEncoder
 
-MOST_TOKENS: Final = 2**20  # of a model that states a limit
-WEIGHTS: Final = {"Dense": ("linear.weight",), "LayerNorm": ("norm.weight", "norm.bias")}  # that a module has
+MOST_TOKENS: Final = 2**20  # a higher limit means that the model does not state one
+WEIGHTS: Final = {"Dense": ("linear.weight",), "LayerNorm": ("norm.weight", "norm.bias")}  # required by a module
 ROLES: Final = ("cls_token", "sep_token", "pad_token", "mask_token")
 
 Floats = NDArray[np.float32]
@@ -75,7 +75,7 @@ ACTIVATED: Final[dict[str, Callable[[Floats], NDArray[Any]]]] = {
 
 
 def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -> None:
-    """Write the bundle `out` of the model `source`, whose files are in `folder`, or nothing. Raises ClozeError."""
+    """Write a bundle of the model `source`, whose files are in `folder`, to `out`. Raises ClozeError if it cannot."""
     _, pooling, *modules = modules_of(folder, source)
     if not (folder / "config.json").is_file():
         raise AdoptionError(f"{source!r} has no config.json; get the model again")
@@ -96,7 +96,7 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
         sequences = [tokens.ids for tokens in text_encoder.encode(CANARY_TEXTS)]
         try:
             expected = _own_vectors(graph, sequences, config.pooling, behind)
-        except Exception as error:  # ONNX Runtime has an exception for each of its status codes
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             raise AdoptionError(
                 f"{source!r} has a graph that fails on {max(map(len, sequences))} tokens or fewer "
                 f"({first_line(error)}); give a lower --max-tokens than {config.max_tokens}, or get the model again"
@@ -147,7 +147,7 @@ def _copy_tokenizer(folder: Path, staged: Path, source: str) -> None:
     if not (folder / "tokenizer.json").is_file():
         raise AdoptionError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
     shutil.copyfile(folder / "tokenizer.json", staged / "tokenizer.json")
-    if settings_of(folder).get("do_lower_case"):  # before the tokenizer's own normalizer, as in the library
+    if settings_of(folder).get("do_lower_case"):  # before its own normalizer, as sentence-transformers does
         try:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises plain Exception
@@ -161,7 +161,7 @@ def _copy_tokenizer(folder: Path, staged: Path, source: str) -> None:
 
 
 def _weights(folder: Path, module: Module, source: str) -> Weights:
-    """The weights of a module behind the pooling. Raises AdoptionError for those that only torch reads."""
+    """The weights of a module after the pooling. Raises AdoptionError if only torch can read or apply them."""
     if module.kind == "Normalize":
         return {}
     path = _file(folder, module)
@@ -187,7 +187,7 @@ def _file(folder: Path, module: Module) -> Path:
 
 
 def _tokenizer(staged: Path, max_tokens: int) -> Tokenizer:
-    """The model's own, with its post-processor."""
+    """The model's own tokenizer, with its post-processor."""
     tokenizer = Tokenizer.from_file(str(staged / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
@@ -198,7 +198,7 @@ def _tokenizer(staged: Path, max_tokens: int) -> Tokenizer:
 def _own_vectors(
     graph: ModelProto, sequences: Sequence[Sequence[int]], mode: PoolingMode, behind: Sequence[tuple[Module, Weights]]
 ) -> Floats:
-    """The vectors (n, d) of sequences by a repository's own graph, each alone, with all that follows in numpy."""
+    """The vectors (n, d) of sequences: a repository's own graph runs each one alone, and numpy does the rest."""
     session = _session(graph.SerializeToString())
     types = any(value.name == TOKEN_TYPES for value in session.get_inputs())
     output = next(value.name for value in session.get_outputs() if value.name in STATES)
@@ -231,7 +231,7 @@ def _pooled(states: Floats, mode: PoolingMode) -> Floats:
 
 
 def _applied(module: Module, weights: Weights, vector: Floats) -> Floats:
-    """What a module behind the pooling makes of a vector (d)."""
+    """Apply a module after the pooling to a vector (d)."""
     config = module.config or {}
     output: NDArray[Any]
     if module.kind == "Normalize":
@@ -249,9 +249,9 @@ def _applied(module: Module, weights: Weights, vector: Floats) -> Floats:
 def _compared(
     path: Path, text_encoder: TextEncoder, sequences: Sequence[Sequence[int]], expected: Floats, source: str
 ) -> tuple[Floats, float]:
-    """The vectors of a bundle's graph, and their largest difference from the expected ones, normalised.
+    """Return the vectors of a bundle's graph, and their largest difference from `expected`, both normalised.
 
-    Each text is run alone, and among longer ones. Raises AdoptionError.
+    Each text runs alone, and in a batch with longer ones. Raises AdoptionError.
     """
     session = _session(str(path))
 

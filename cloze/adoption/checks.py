@@ -1,4 +1,4 @@
-"""What both roads to a bundle check: that it gives the tokens and the vectors of the model itself."""
+"""The checks of both ways to make a bundle: it must give the same tokens and vectors as the model itself."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -22,7 +22,7 @@ def check_tokens(
     for template in dict.fromkeys([config.template, *config.templates.values()]):
         encoder = text_encoder.within(Template.parse(template, config.pooling))
         prompt = template.removesuffix(TEXT)
-        compared = [text for text in texts if text or not prompt]  # a prompt's last blank may be a token before nothing
+        compared = [text for text in texts if text or not prompt]  # without text, a prompt's last blank may be a token
         expected = tokenize([f"{prompt}{text}" for text in compared])
         for text, ids, tokens in zip(compared, expected, encoder.encode(compared), strict=True):
             if ids != tokens.ids:
@@ -35,7 +35,7 @@ def check_tokens(
 def check_vectors(difference: float, rearranged: float, own: str, source: str) -> None:
     """Check the largest differences from the vectors of the model itself, `own`. Raises AdoptionError.
 
-    `difference` is that of texts which both ran alone, or both in one batch; `rearranged` that of the same texts where
+    `difference` compares texts that both ran alone, or both ran in one batch. `rearranged` compares the same texts if
     only one of the two ran them alone.
     """
     if difference <= LARGEST_DIFFERENCE < rearranged:

@@ -1,7 +1,7 @@
-"""The ONNX graph of a sentence-transformers repository as a bundle's: pooling and the modules behind it are added.
+"""Turn the ONNX graph of a sentence-transformers repository into a bundle's: add pooling and the modules after it.
 
-Its inputs become `input_ids` and `attention_mask`, its output `sentence_embedding`, not normalised. What is added has
-one form in every opset from 11 on, the axes of reductions apart.
+Its inputs become `input_ids` and `attention_mask`, its output `sentence_embedding`, not normalised. The added nodes are
+the same in every opset from 11 on, except for the axes of reductions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,15 @@ from cloze.encoding.template import PoolingMode
 TOKEN_TYPES: Final = "token_type_ids"  # noqa: S105
 STATES: Final = ("last_hidden_state", "token_embeddings")  # (n, L, d), as optimum names them
 LEAST_OPSET: Final = 11
-AXES_AS_INPUT: Final = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}  # the opset from which on
-LARGEST: Final = 2**31 - 2**20  # bytes of a graph in one file: protobuf's limit, and room for what is added
+AXES_AS_INPUT: Final = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}  # since this opset
+LARGEST: Final = 2**31 - 2**20  # bytes of a graph in one file: protobuf's limit, less room for the added nodes
 EPSILONS: Final = {"LayerNorm": 1e-5, "Normalize": 1e-12}  # torch's
 
 Weights = dict[str, NDArray[Any]]
 
 
 def activation_of(config: Mapping[str, Any]) -> str:
-    """The name of a Dense's activation function in torch."""
+    """The torch name of a Dense module's activation function."""
     return str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
 
 
@@ -41,7 +41,7 @@ def repository_graph(folder: Path, source: str) -> ModelProto:
         raise AdoptionError(f"{source!r} has a graph of {size / 1e9:.1f} GB; a bundle's graph has at most 2.1 GB")
     try:
         model = onnx.load(path)
-    except Exception as error:  # protobuf and onnx have no error in common
+    except Exception as error:  # the errors of protobuf and onnx have no common base class
         raise AdoptionError(f"{path} cannot be read as a graph ({error}); get the model again") from error
     inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
     if _opset(model) < LEAST_OPSET:
@@ -61,11 +61,11 @@ def repository_graph(folder: Path, source: str) -> ModelProto:
 def with_pooling(
     model: ModelProto, pooling: PoolingMode, behind: Sequence[tuple[Module, Weights]], dimension: int
 ) -> ModelProto:
-    """A repository's graph with its pooling and the modules behind it, whose vectors have `dimension` numbers."""
+    """A repository's graph with its pooling and the modules after it. Its vectors have `dimension` numbers."""
     pooled = ModelProto()
     pooled.CopyFrom(model)
     graph = pooled.graph
-    for node in graph.node:  # a graph that pools already has such a tensor
+    for node in graph.node:  # a graph that already pools has a tensor of this name
         for names in (node.input, node.output):
             names[:] = [f"repository.{name}" if name == OUTPUT else name for name in names]
     builder = _GraphBuilder(pooled)
@@ -97,7 +97,7 @@ class _GraphBuilder:
         self.count = 0
 
     def add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node, and return the name of what it gives."""
+        """Add a node, and return the name of its output."""
         output = self._name(op_type)
         self.graph.node.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
         return output
@@ -121,7 +121,7 @@ class _GraphBuilder:
 
 
 def _pooled(builder: _GraphBuilder, states: str, mode: PoolingMode) -> str:
-    """States (n, L, d) -> vectors (n, d), as `cloze.training.model.pooling` reads them; padding is on the right."""
+    """States (n, L, d) -> vectors (n, d), as `cloze.training.model.pooling` pools them; padding is on the right."""
     if mode == "cls":
         return builder.add("Gather", states, builder.constant(0, np.int64), axis=1)
     mask = builder.cast(INPUTS[1], TensorProto.FLOAT)  # (n, L)
@@ -131,10 +131,10 @@ def _pooled(builder: _GraphBuilder, states: str, mode: PoolingMode) -> str:
         return builder.reduce(
             "ReduceMax", builder.add("Where", attended, states, builder.constant(-np.inf)), 1, keepdims=False
         )
-    positions = builder.add("CumSum", weights, builder.constant(1, np.int64))  # of the tokens from 1 on, (n, L, 1)
+    positions = builder.add("CumSum", weights, builder.constant(1, np.int64))  # of the tokens, starting at 1, (n, L, 1)
     if mode == "lasttoken":
         length = builder.reduce("ReduceSum", weights, 1, keepdims=True)  # (n, 1, 1)
-        last = builder.cast(builder.add("Equal", positions, length), TensorProto.FLOAT)  # and the padding behind it
+        last = builder.cast(builder.add("Equal", positions, length), TensorProto.FLOAT)  # and the padding after it
         return builder.reduce(
             "ReduceSum", builder.add("Mul", states, builder.add("Mul", last, weights)), 1, keepdims=False
         )
@@ -185,5 +185,5 @@ _BEHIND: Final = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _norma
 
 
 def _opset(model: ModelProto) -> int:
-    """The version of the standard operators."""
+    """The opset of the standard operators."""
     return int(next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")))

@@ -1,7 +1,7 @@
-"""A model's files from the Hugging Face hub, and what went wrong there, in one line.
+"""Fetch a model's files from the Hugging Face hub, and explain errors in one line.
 
 Tokens, mirrors, offline mode and the local cache are those of huggingface_hub: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
-HF_HOME. No code of a repository is fetched.
+HF_HOME. A repository's code is never fetched.
 """
 
 import errno
@@ -14,26 +14,26 @@ from cloze.encoding.errors import ClozeError, first_line
 
 CONFIGURATION: Final = ("*.json", "*.txt", "*.model", "README.md")
 WEIGHTS: Final = ("*.safetensors", "[0-9]_*/pytorch_model.bin")
-PICKLED: Final = ("*pytorch_model*.bin",)  # where a repository has no others
-GRAPH: Final = ("onnx/model.onnx*", "[0-9]_*/*.safetensors")  # with its external data, and what follows the pooling
-OTHERS: Final = ("onnx/*", "openvino/*", "checkpoint*")  # the same weights again
+PICKLED: Final = ("*pytorch_model*.bin",)  # if a repository has no other weights
+GRAPH: Final = ("onnx/model.onnx*", "[0-9]_*/*.safetensors")  # with its external data, and modules after the pooling
+OTHERS: Final = ("onnx/*", "openvino/*", "checkpoint*")  # copies of the same weights
 CANNOT_WRITE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
-HTTP_LIBRARIES: Final = ("httpx", "httpx2")  # huggingface_hub's, by version
+HTTP_LIBRARIES: Final = ("httpx", "httpx2")  # used by huggingface_hub, depending on its version
 
 
 class HubError(ClozeError):
-    """The hub could not be reached, or does not give a repository."""
+    """The hub could not be reached, or does not provide a repository."""
 
 
 def looks_local(source: str) -> bool:
-    """Whether this cannot be a hub name, which is NAME or OWNER/NAME, or is more likely a path in a folder OWNER."""
+    """Whether this is a path, not a hub name such as NAME or OWNER/NAME. If a folder OWNER exists, it is a path."""
     path = Path(source)
     inside = path.parent != Path() and path.parent.is_dir()
     return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1 or inside
 
 
 def model_folder(source: str, revision: str | None = None, *, graph: bool = False) -> Path:
-    """Where a model's files are; a hub name, which may have a revision, is fetched. Raises HubError, BundleError."""
+    """Return the folder of a model's files. Fetch a hub name, at `revision` if given. Raises HubError, BundleError."""
     folder = locate(source)
     if folder.is_dir():
         if revision is not None:
@@ -45,9 +45,9 @@ def model_folder(source: str, revision: str | None = None, *, graph: bool = Fals
 
 
 def fetch(name: str, revision: str | None = None, *, graph: bool = False) -> Path:
-    """Fetch a model of the hub, and return its folder in the local cache.
+    """Fetch a model from the hub, and return its folder in the local cache.
 
-    That is its configuration, its tokenizer and its weights, or with `graph` its ONNX graph. Raises HubError.
+    Its configuration and tokenizer are fetched, and its weights, or with `graph` its ONNX graph. Raises HubError.
     """
     folder = _snapshot(name, revision, [*CONFIGURATION, *(GRAPH if graph else WEIGHTS)], graph)
     if not graph and not any(folder.glob("*.safetensors")):
@@ -56,7 +56,7 @@ def fetch(name: str, revision: str | None = None, *, graph: bool = False) -> Pat
 
 
 def explain_hub_error(error: BaseException, name: str, revision: str | None = None) -> str | None:
-    """Why the hub did not give a model, and the next step; None if the error is not one of the hub."""
+    """Say why the hub did not provide a model, and the next step; None if the error has another cause."""
     from huggingface_hub import constants, errors
 
     endpoint = constants.ENDPOINT
@@ -101,7 +101,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str], graph: bool)
     ignored = OTHERS[1:] if graph else OTHERS
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)))
-    except Exception as error:  # of huggingface_hub, of its HTTP library and of the disk
+    except Exception as error:  # from huggingface_hub, from its HTTP library or from the disk
         if reason := explain_hub_error(error, name, revision):
             raise HubError(reason) from error
         raise

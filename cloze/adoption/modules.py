@@ -1,6 +1,6 @@
-"""What the files of a sentence-transformers model say: its modules, pooling, prompts and limit.
+"""Read the files of a sentence-transformers model: its modules, pooling, prompts and token limit.
 
-Both roads to a bundle read them here: that of torch (`cloze.training.hub.adoption`) and that of the model's own graph.
+Both ways to make a bundle use it: with torch (`cloze.training.hub.adoption`), and from the model's own graph.
 """
 
 import json
@@ -20,8 +20,8 @@ MODULES_FILE: Final = "modules.json"  # of sentence-transformers
 ST_CONFIG_FILE: Final = "config_sentence_transformers.json"
 BEHIND: Final = ("Dense", "LayerNorm", "Normalize")  # modules that may follow the pooling
 SERVED: Final = f"Cloze serves a Transformer, a Pooling and then any of {', '.join(BEHIND)}"
-DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")  # which encode_document looks for, in this order
-FORMER_POOLINGS: Final = {  # keys of its earlier versions
+DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")  # encode_document looks for these, in this order
+FORMER_POOLINGS: Final = {  # keys of earlier versions of sentence-transformers
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
@@ -29,7 +29,7 @@ FORMER_POOLINGS: Final = {  # keys of its earlier versions
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
-FROM_TWO: Final = ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl")  # positions begin behind padding
+FROM_TWO: Final = ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl")  # positions start after padding
 
 
 class AdoptionError(ClozeError):
@@ -45,7 +45,7 @@ class Module(NamedTuple):
 
 
 def graph_file(folder: Path, source: str) -> Path:
-    """The model's own graph, of which a bundle is made without torch. Raises AdoptionError if there is none."""
+    """The path of the model's own graph, used to make a bundle without torch. Raises AdoptionError if there is none."""
     path = folder / GRAPHS["fp32"]
     if not path.is_file():
         raise AdoptionError(
@@ -55,9 +55,9 @@ def graph_file(folder: Path, source: str) -> Path:
 
 
 def modules_of(folder: Path, source: str) -> list[Module]:
-    """The modules of a model, checked. Raises AdoptionError for what no bundle can hold, and for code of its own.
+    """The modules of a model. Raises AdoptionError if a bundle cannot hold one, or if one is the model's own code.
 
-    That includes what the library would only warn of.
+    This includes what sentence-transformers itself would only warn about.
     """
     rows = json_of(folder / MODULES_FILE)
     if not rows and (folder / SPEC_FILE).is_file():
@@ -80,7 +80,7 @@ def modules_of(folder: Path, source: str) -> list[Module]:
     if foreign := [row["type"] for row in rows if not row["type"].startswith("sentence_transformers.")]:
         raise AdoptionError(f"{source!r} has the module {foreign[0]}, code of its own, which Cloze does not run")
     for kind, path, config in modules[1:]:
-        if config is None and kind != "Normalize":  # which has no file
+        if config is None and kind != "Normalize":  # Normalize has no file
             raise AdoptionError(f"{source!r} has no {path}/config.json, which its {kind} needs; get the model again")
         activation = (config or {}).get("activation_function", "torch.") if kind == "Dense" else "torch."
         if not activation.startswith("torch."):
@@ -92,14 +92,14 @@ def modules_of(folder: Path, source: str) -> list[Module]:
 
 
 def pooling_of(config: Mapping[str, Any]) -> list[str]:
-    """The poolings that a Pooling's configuration joins; a bundle has one."""
+    """The poolings that a Pooling module concatenates; a bundle has one."""
     former = [mode for key, mode in FORMER_POOLINGS.items() if config.get(key)]
     mode = config.get("pooling_mode")
     return former if mode is None else [mode] if isinstance(mode, str) else list(mode)
 
 
 def check_pooling(poolings: Sequence[str], include_prompt: bool, source: str) -> PoolingMode:
-    """The one pooling of a model. Raises AdoptionError."""
+    """The only pooling of a model. Raises AdoptionError if a bundle cannot hold it."""
     if len(poolings) != 1 or poolings[0] not in POOLINGS:
         raise AdoptionError(
             f"{source!r} joins the poolings {' and '.join(poolings)}; a bundle has one of {', '.join(POOLINGS[1:])}"
@@ -113,7 +113,7 @@ def check_pooling(poolings: Sequence[str], include_prompt: bool, source: str) ->
 
 
 def check_behind(inputs: Sequence[str], truncate_dim: int | None, source: str) -> None:
-    """Check what the modules behind the pooling read, and that no vector is cut. Raises AdoptionError."""
+    """Check the inputs of the modules after the pooling, and that vectors are not cut. Raises AdoptionError."""
     for read in inputs:
         if read != "sentence_embedding":
             raise AdoptionError(f"{source!r} has a Dense that reads {read}; {SERVED}, which read the sentence's vector")
@@ -125,7 +125,7 @@ def check_behind(inputs: Sequence[str], truncate_dim: int | None, source: str) -
 
 
 def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -> tuple[str, dict[str, str]]:
-    """The template and the named templates that stand for a model's prompts. Raises AdoptionError."""
+    """The template and the named templates that correspond to a model's prompts. Raises AdoptionError."""
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in filter(None, prompts.values())):
         raise AdoptionError(f"{source!r} has prompts that are not texts with a name each; get {ST_CONFIG_FILE} again")
     templates = {name: _template(name, prompt, source) for name, prompt in prompts.items() if prompt}
@@ -133,13 +133,13 @@ def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -
     for name in DOCUMENT_PROMPTS[1:]:
         if name in templates:
             templates.setdefault(DOCUMENT_PROMPTS[0], templates[name])
-    if template != TEXT:  # a prompt that is empty is not the default one
+    if template != TEXT:  # otherwise an empty prompt would get the default template
         templates = dict.fromkeys([*prompts, DOCUMENT_PROMPTS[0]], TEXT) | templates
     return template, templates
 
 
 def limit_of(folder: Path) -> tuple[int, int]:
-    """The longest sequence in tokens that a model reads, and that it has positions for."""
+    """The longest sequence that a model reads, and the longest that it has positions for, in tokens."""
     config = json_of(folder / "config.json") or {}
     padding = config.get("pad_token_id")
     first = (1 if padding is None else padding) + 1 if config.get("model_type") in FROM_TWO else 0
@@ -150,13 +150,13 @@ def limit_of(folder: Path) -> tuple[int, int]:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """What sentence_bert_config.json, or the file of an earlier name, says of the first module."""
+    """The settings of the first module, from sentence_bert_config.json or a file with an earlier name."""
     file = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
     return (json_of(file) if file else None) or {}
 
 
 def json_of(path: Path) -> Any:
-    """The contents of a file; None if there is none. Raises AdoptionError."""
+    """The contents of a JSON file; None if there is none. Raises AdoptionError."""
     if not path.is_file():
         return None
     try:

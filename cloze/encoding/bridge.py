@@ -21,8 +21,8 @@ from cloze.encoding.files import replacing
 BridgeKind = Literal["orthogonal", "affine"]
 Space = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
-UNIT: Final = 2.0**22  # a component of a unit vector has this many steps to 1,
-STEP: Final = 2.0**20  # and the matrix this many, so that sums below 2^11 fit into the 53 bits of a float64
+UNIT: Final = 2.0**22  # components of unit vectors are rounded to multiples of 1 / UNIT,
+STEP: Final = 2.0**20  # the matrix to multiples of 1 / STEP, so that sums below 2^11 fit into the 53 bits of a float64
 REMAKE: Final = "make it again with `cloze bridge OLD NEW OUT --texts T`"
 
 
@@ -40,8 +40,8 @@ class About(BaseModel):
     old: Space
     new: Space
     fitted: Annotated[int, Field(ge=1)]  # texts
-    queries: Annotated[int, Field(ge=1)]  # held out, which judge it
-    searched: Annotated[int, Field(ge=1)]  # texts among which they search
+    queries: Annotated[int, Field(ge=1)]  # held-out texts, which measure the recall
+    searched: Annotated[int, Field(ge=1)]  # texts that they search
     recall: Share
     least: Share
     most: Share
@@ -49,7 +49,7 @@ class About(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class Bridge:
-    """`sha256` is that of the file, in hex."""
+    """A bridge. `sha256` is the digest of its file, in hex."""
 
     about: About
     matrix: NDArray[np.float32]
@@ -64,7 +64,7 @@ class Bridge:
 
     @cached_property
     def _exact(self) -> NDArray[np.float64]:
-        """The matrix in steps that make its products with rounded units exact, in every batch and on every CPU."""
+        """The matrix, rounded so that its products with rounded units are exact in every batch and on every CPU."""
         return (self.matrix.astype(np.float64) * STEP).round() / STEP
 
     @classmethod
@@ -88,7 +88,7 @@ class Bridge:
         return bridge
 
     def write(self, path: Path) -> None:
-        """Write the file whole or not at all."""
+        """Write the file atomically."""
         about = np.frombuffer(self.about.model_dump_json().encode(), dtype=np.uint8)
         with replacing(path) as partial, partial.open("wb") as file:
             np.savez(file, matrix=self.matrix, offset=self.offset, about=about)

@@ -1,8 +1,8 @@
 """A bundle: a folder that contains everything needed to turn a text into a vector.
 
     config.json                 the encoder's architecture
-    canaries.json               ten texts and their vectors; bundles of before format 3 have none
-    calibration.json            what a cosine means, where `cloze calibrate` has added it
+    canaries.json               ten texts and their vectors; bundles older than format 3 have none
+    calibration.json            what a cosine means, which `cloze calibrate` adds
     heads/NAME.json             classifiers on the vectors, which `cloze head` adds
     tokenizer.json, tokenizer_config.json
     onnx/model.onnx             fp32; and/or model_fp16.onnx, model_int8.onnx
@@ -50,7 +50,7 @@ GRAPHS: dict[Precision, str] = {
     "fp16": "onnx/model_fp16.onnx",
     "int8": "onnx/model_int8.onnx",
 }
-DTYPES: Final[dict[Precision, str]] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}  # as /info says them
+DTYPES: Final[dict[Precision, str]] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}  # as /info reports them
 REQUIRED_FILES: Final = ("config.json", *TOKENIZER_FILES, "README.md")
 EXPORT_COMMAND: Final = "cloze export RUN OUT"
 RESTORE: Final = f"restore it or export again: `{EXPORT_COMMAND}`"
@@ -102,14 +102,14 @@ class EmbeddingConfig(_Record):
     denoising: bool
 
     def text_encoder(self, folder: Path) -> TextEncoder:
-        """Combine it with the tokenizer files in `folder`. Raises TemplateError, BundleError."""
+        """Return an encoder for this configuration and the tokenizer in `folder`. Raises TemplateError, BundleError."""
         template = Template.parse(self.template, self.pooling)
         return TextEncoder.load(folder, template, self.max_tokens, self.final_period)
 
     def named_encoders(self, text_encoder: TextEncoder) -> dict[str, TextEncoder]:
         """Return an encoder for each named template, with the tokenizer of `text_encoder`.
 
-        Raises TemplateError where the graph, which reads [MASK] at a fixed place, would read another token.
+        Raises TemplateError if [MASK] is not at the place where the graph reads it.
         """
         encoders = {}
         for name, source in self.templates.items():
@@ -144,7 +144,7 @@ class Spec(EmbeddingConfig):
 
     @property
     def space(self) -> str:
-        """Return a short digest of all that decides a vector but the arithmetic's precision: 16 hexadecimal digits.
+        """Return a short digest of everything that determines a vector except the precision: 16 hexadecimal digits.
 
         Vectors of two different spaces must not be compared.
         """
@@ -168,8 +168,8 @@ class Bundle:
     path: Path
     spec: Spec
     text_encoder: TextEncoder
-    named: dict[str, TextEncoder]  # by the names of the spec's `templates`
-    created: int  # seconds since 1970 when it was written
+    named: dict[str, TextEncoder]  # by name, as in the spec's `templates`
+    created: int  # when it was written, in seconds since 1970
     stamps: dict[str, tuple[int, int]]  # size and modification time of every file, before it was read
 
     @classmethod
@@ -205,14 +205,14 @@ class Bundle:
         return self.named[prompt_name]
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Raise OptionError where more dimensions are asked for than there are."""
+        """Raise OptionError if the bundle does not have that many dimensions."""
         limit = self.spec.dimension
         whole = isinstance(dimensions, Integral) and not isinstance(dimensions, bool)
         if dimensions is not None and not (whole and 1 <= dimensions <= limit):
             raise OptionError(f"dimensions is {dimensions}; {self.name} has {limit}: ask for 1 to {limit}")
 
     def copy(self, folder: Path) -> None:
-        """Copy the bundle's files into a folder, all but the contract."""
+        """Copy the bundle's files, except the contract, into a folder."""
         for name in self.spec.files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(self.path / name, folder / name)  # with its mode
@@ -227,7 +227,7 @@ class Bundle:
 
     @property
     def canaries(self) -> Canaries | None:
-        """The texts whose vectors are known. Raises BundleError."""
+        """The canary texts and their vectors. Raises BundleError."""
         return Canaries.read(self.path) if CANARY_FILE in self.spec.files else None
 
     @property
@@ -250,7 +250,7 @@ class Bundle:
         return tuple(precision for precision in PRECISIONS if GRAPHS[precision] in self.spec.files)
 
     def graph(self, precision: Precision) -> Path:
-        """Return the path of one precision's graph. Raises BundleError where the bundle has none."""
+        """Return the path of one precision's graph. Raises BundleError if the bundle has none."""
         if precision not in self.precisions:
             raise BundleError(
                 f"{self.path} has no {precision} graph, only {', '.join(self.precisions)}; choose one of these, "
@@ -260,7 +260,7 @@ class Bundle:
 
 
 def learnt_parts(out: Path) -> str | None:
-    """What is to be said before a bundle at `out` is replaced by another model's: its heads and its calibration go."""
+    """The warning before another model's bundle replaces the one at `out`: its heads and its calibration are lost."""
     if (out / HEAD_FOLDER).is_dir() or (out / CALIBRATION_FILE).is_file():
         return f"{out}: its heads and its calibration do not fit the new model; learn them again (docs/upgrade.md)"
     return None
@@ -270,9 +270,10 @@ def learnt_parts(out: Path) -> str | None:
 def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a folder to build a bundle in. It replaces `out` at the end of the block, and is removed after an error.
 
-    Where the system can exchange two folders in one step, `out` is a whole bundle at any time; elsewhere there is none
-    between two renames, for microseconds, and a process that is killed there leaves the former one in a folder beside.
-    `out` may be absent, empty or a bundle. Raises BundleError, before any work, where it is anything else.
+    If the system can exchange two folders in one step, `out` is a complete bundle at any time. Otherwise `out` is
+    missing for microseconds between two renames, and a process that is killed then leaves the previous bundle in a
+    folder beside it. `out` may be absent, empty or a bundle. Raises BundleError, before any work, if it is anything
+    else.
     """
     target = Path(out).resolve()  # a link stays a link
     if target.exists() and not _replaceable(target):
@@ -300,7 +301,7 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, provenance: Provenance) -> Spec:
-    """Hash every file in `folder` and write the contract, atomically and last: then the folder is a bundle.
+    """Hash every file in `folder`, and then write the contract atomically, which makes the folder a bundle.
 
     `weights` is the sha256 of the weights that the graphs were made from.
     """
@@ -321,7 +322,7 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, pr
 
 
 def _check_place(folder: Path) -> None:
-    """Raises BundleError where a folder cannot be replaced, or where its user would be left in the former one."""
+    """Raise BundleError if a folder cannot be replaced, or if the working directory is in it and would be replaced."""
     if folder.is_mount():
         raise BundleError(f"{folder} is a mount point, which cannot be replaced; name a folder in it")
     if Path.cwd().is_relative_to(folder):
@@ -329,7 +330,7 @@ def _check_place(folder: Path) -> None:
 
 
 def load_to_change(name: str | os.PathLike[str]) -> Bundle:
-    """Load a bundle that is to be altered after long work. Raises BundleError, also for the one of the installation."""
+    """Load a bundle to change after long work. Raises BundleError, also for the bundle of the installation."""
     bundle = Bundle.load(Path(name))
     if bundle.path != Path(name):
         raise BundleError(
@@ -347,10 +348,10 @@ def load_to_change(name: str | os.PathLike[str]) -> Bundle:
 
 @contextmanager
 def changing(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[Path]:
-    """Yield a copy of a bundle's folder to alter, which is sealed and replaces the bundle at the end of the block.
+    """Yield a copy of a bundle's folder to change. At the end of the block, it is sealed and replaces the bundle.
 
-    The graphs and all that decides a vector have to stay as they are. `provenance` replaces the bundle's own. Files of
-    others in the folder, such as git's, stay there. Raises BundleError if the bundle was replaced meanwhile.
+    The graphs and everything that determines a vector must not change. `provenance` replaces the bundle's own. Other
+    files in the folder, such as git's, are kept. Raises BundleError if the bundle was replaced meanwhile.
     """
     spec = bundle.spec
     with staging(bundle.path) as folder:
@@ -368,7 +369,7 @@ def changing(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[P
 
 
 def upgrade(content: Any) -> Any:
-    """Return an embedding configuration, or a whole contract, in the present format.
+    """Return an embedding configuration, or a complete contract, in the current format.
 
     In version 1 it called `pooling` `read_out`. Version 2 had no `weights`: a digest of the graphs' digests is used.
     """
@@ -383,14 +384,14 @@ def upgrade(content: Any) -> Any:
 
 
 def default_bundle() -> Path | None:
-    """Return the model that comes with Cloze: in the package in a wheel, in `models/` in a clone, else nowhere."""
+    """Return the model that comes with Cloze: in the package of a wheel, in `models/` of a clone; None if missing."""
     package = Path(__file__).parents[1]
     return next((path for path in (package / DEFAULT, package.parent / "models" / DEFAULT) if path.is_dir()), None)
 
 
 def locate(name: str | os.PathLike[str]) -> Path:
-    """Return the folder that is meant: `cloze-mini` is the default bundle, unless the working directory has a folder so
-    called. Raises BundleError if this installation has none.
+    """Return the folder of a bundle. `cloze-mini` is the default bundle, unless the working directory has a folder of
+    that name. Raises BundleError if this installation has no default bundle.
     """
     path = Path(name)
     if str(path) != DEFAULT or path.exists():
@@ -401,7 +402,7 @@ def locate(name: str | os.PathLike[str]) -> Path:
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:
-    """Make the error of a bundle, or a folder of bundles, that exists but may not be read."""
+    """Make the error for a bundle, or a folder of bundles, that exists but cannot be read."""
     file = error.filename or path
     return BundleError(f"{file} cannot be read ({error.strerror}); let the user of this process read it")
 

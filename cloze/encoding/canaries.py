@@ -2,7 +2,7 @@
 
 A digest shows that a file is the one that was exported. The canaries show that the graph computes what it computed
 then: they catch an altered file whose digest was altered too, and a machine that computes wrongly. They cannot catch a
-change that none of these texts reaches, such as that of a word that is in none of them.
+change that does not affect these texts, such as a change to a word that they do not contain.
 """
 
 import json
@@ -35,7 +35,7 @@ CANARY_TEXTS: Final = (
 """An empty, a short and a very long text, questions, numbers, an address, code, [MASK] and several scripts."""
 
 TOLERANCES: Final = {"fp32": 1e-3, "fp16": 1e-2, "int8": 2e-2}
-"""The largest difference of any component, relative to the longest vector, between two machines."""
+"""The largest allowed difference of any component between two machines, relative to the longest vector."""
 
 
 class Canaries(BaseModel):
@@ -68,7 +68,7 @@ class Canaries(BaseModel):
     def difference(self, precision: str, vectors: NDArray[np.float32]) -> tuple[float, str]:
         """Return the largest difference of `vectors` (texts, dimension), relative to the longest vector, and its text.
 
-        Raises BundleError where the file has no vectors of this shape for the precision.
+        Raises BundleError if the file has no vectors of this shape for the precision.
         """
         expected = np.array(self.vectors.get(precision, []), dtype=np.float32)
         if expected.shape != vectors.shape:

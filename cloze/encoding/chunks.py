@@ -1,4 +1,4 @@
-"""A long text in chunks: each fits into the template, ends with a word, and with a sentence where one ends."""
+"""Cut a long text into chunks. Each fits into the template, and ends with a word, if possible with a sentence."""
 
 import re
 from bisect import bisect_left
@@ -23,22 +23,22 @@ class Chunk(NamedTuple):
 
 
 def least_tokens(encoder: TextEncoder) -> int:
-    """Return the tokens of the shortest chunk: one, and the period that the encoder adds."""
+    """Return the number of tokens of the shortest chunk: one, plus the period that the encoder may add."""
     return 1 + encoder.final_period
 
 
 def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> Iterator[Chunk]:
-    """Cut a text into chunks of at most `tokens` tokens, which begin up to `overlap` tokens before the last one ended.
+    """Cut a text into chunks of at most `tokens` tokens, each of which overlaps the previous one by up to `overlap`.
 
     `tokens` is `least_tokens` to `encoder.text_tokens`, and `overlap` at most half of it. A chunk ends with the last
-    sentence that ends in its second half; otherwise with a word; a word of more tokens is cut, but no character. A text
-    without tokens is one chunk. Each chunk, encoded on its own, is not truncated. Raises TextError.
+    sentence that ends in its second half, otherwise with a word. A word of more tokens is cut between two characters. A
+    text without tokens is one chunk. No chunk is truncated when it is encoded on its own. Raises TextError.
     """
     assert tokens >= least_tokens(encoder), "no chunk is so short. This is a bug."
     spans = encoder.spans(text)
     if not spans:
         yield Chunk(0, 0)
-    elif len(spans) <= tokens and _tokens(encoder, text, spans) <= tokens:  # also one to which no period is added
+    elif len(spans) <= tokens and _tokens(encoder, text, spans) <= tokens:  # also if it needs no period
         yield Chunk(spans[0][0], spans[-1][1])
         return
     cuts, room = _Cuts(text, [start for start, _ in spans]), tokens - encoder.final_period
@@ -50,22 +50,22 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
             first, last = end, min(end + room, len(spans))
             while last > first + 1 and _tokens(encoder, text, spans[first:last]) > tokens:
                 last -= 1
-            letter = last  # a vowel sign stays with it, if there is room
+            letter = last  # a vowel sign stays with its letter, if there is room
             while first < letter < len(spans) and category(text[spans[letter][0]]).startswith("M"):
                 letter -= 1
             last = letter if letter > first else last
-        if not end or spans[last - 1][1] > spans[end - 1][1]:  # else only further tokens of the last character
+        if not end or spans[last - 1][1] > spans[end - 1][1]:  # else only more tokens of its last character
             yield Chunk(spans[first][0], spans[last - 1][1])
         begin, end = first, last
 
 
 def _tokens(encoder: TextEncoder, text: str, spans: Sequence[tuple[int, int]]) -> int:
-    """Return how many tokens these are on their own: the rest of a word that was cut may have more."""
+    """Return the number of tokens of this part on its own: the rest of a cut word may have more than in the text."""
     return encoder.count(text[spans[0][0] : spans[-1][1]])
 
 
 def _begins_word(text: str, start: int) -> bool:
-    """Whether a word begins with this character; in a script without blanks, any character that is not a mark may."""
+    """Whether a word may begin with this character. In a script without blanks, it may unless it is a mark."""
     if start == 0 or text[start - 1].isspace():
         return True
     return UNSPACED.match(text[start]) is not None and not category(text[start]).startswith("M")
@@ -80,12 +80,12 @@ class _Cuts:
         self.sentences = [bisect_left(starts, match.end()) for match in SENTENCE_END.finditer(text)]
 
     def word(self, first: int, last: int) -> int:
-        """Return the first beginning of a word from the token `first` on; `last` where there is none before."""
+        """Return the first token from `first` on that begins a word, or `last` if there is none before it."""
         index = bisect_left(self.words, first)
         return min(self.words[index], last) if index < len(self.words) else last
 
     def end(self, first: int, last: int, former: int) -> int | None:
-        """Return the best end, at most `last` and behind `former`, of a chunk that begins with the token `first`."""
+        """Return the best end of a chunk that begins with the token `first`: after `former`, and at most `last`."""
         if last >= self.count:
             return self.count
         for starts, lowest in ((self.sentences, max(former, (first + last) // 2)), (self.words, former)):

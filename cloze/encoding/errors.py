@@ -1,6 +1,6 @@
-"""The errors both sides share.
+"""The errors that training and the service share.
 
-ClozeError                    anything a user can put right
+ClozeError                    anything that a user can fix
 ├── TemplateError             a template that cannot be used
 ├── TextError                 a text that cannot be encoded
 │   └── TextTooLong           longer than the limit, and truncation was refused
@@ -9,13 +9,13 @@ ClozeError                    anything a user can put right
 ├── RowsError                 a file whose rows cannot be read (encoding/rows.py)
 └── OptionError               an option or a setting that cannot be used
 
-`training` and `service` hang their own errors on ClozeError. Every message says what was found, what is
+`training` and `service` derive their own errors from ClozeError. Every message says what was found, what is
 allowed and what to do next; a command prints it without a traceback.
 """
 
 
 class ClozeError(Exception):
-    """Something a user can put right."""
+    """Something that a user can fix."""
 
 
 class TemplateError(ClozeError):
@@ -25,7 +25,7 @@ class TemplateError(ClozeError):
 class TextError(ClozeError):
     """The text cannot be encoded.
 
-    `position` is the index of the text in its request, where that is known. `subject` names the text at the beginning
+    `position` is the index of the text in its request, if it is known. `subject` names the text at the beginning
     of the message; a caller that knows a better name, such as the field of a JSON body, may replace it.
     """
 
@@ -37,7 +37,7 @@ class TextError(ClozeError):
             self.at(position)
 
     def at(self, position: int) -> None:
-        """Name another position, that of the text in its request."""
+        """Set the position to that of the text in its request."""
         self.position, self.subject = position, f"text {position}"
 
     def __str__(self) -> str:

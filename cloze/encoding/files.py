@@ -1,4 +1,4 @@
-"""Files and folders that appear when they are complete, and where a result can be written."""
+"""Write files and folders atomically, and check where a result can be written."""
 
 import ctypes
 import errno
@@ -14,14 +14,14 @@ from cloze.encoding.errors import OptionError
 
 HERE: Final = -100  # AT_FDCWD: paths are relative to the working directory
 EXCHANGE: Final = 2  # RENAME_EXCHANGE, renameat2(2)
-NOT_HERE: Final = (errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOTSUP)  # a kernel or a file system without it
+NOT_HERE: Final = (errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOTSUP)  # not supported by the kernel or file system
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file to write, which takes the place of `path` at the end of the block.
+    """Yield the path of a file to write, which replaces `path` at the end of the block.
 
-    Of two that write at a time, the later one's file stays. After an error there is none.
+    If two processes write at the same time, the file of the later one stays. After an error, the new file is removed.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -33,9 +33,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange two folders in one step, so that there is a whole one at both paths at any time.
+    """Exchange two folders in one step, so that both paths have a complete folder at any time.
 
-    False, and nothing is done, where the system cannot: elsewhere than on Linux, and on some network file systems.
+    Return False and do nothing if the system cannot: on other systems than Linux, and on some network file systems.
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if call is None:
@@ -49,7 +49,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write all of the text, or nothing, even if the machine stops. A link, a device or a pipe is written through."""
+    """Write the text atomically, even if the machine stops. A link, a device or a pipe is written to, not replaced."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return
@@ -60,7 +60,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check before long work that files can be written to a folder, which need not be there yet. Raises OptionError."""
+    """Check before long work that files can be written to a folder, which may not exist yet. Raises OptionError."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=there):

@@ -1,7 +1,7 @@
-"""Heads: classifiers that answer with labels of a text, computed from the bundle's vector of it.
+"""Heads: classifiers that give the labels of a text, computed from the bundle's vector of the text.
 
-`heads/NAME.json` has one head each. A text with the unit vector u has the scores W u + b, one for each label. Its
-probabilities are their softmax, or the logistic function of each score where a text may have several labels.
+Each `heads/NAME.json` has one head. A text with the unit vector u has the scores W u + b, one for each label. Its
+probabilities are their softmax, or the logistic function of each score if a text may have several labels.
 """
 
 from functools import cached_property
@@ -47,7 +47,7 @@ class ClassifierHead(BaseModel):
 
     @classmethod
     def read(cls, path: Path, dimension: int) -> Self:
-        """Raises BundleError where the file is not a head of vectors with that many dimensions."""
+        """Raises BundleError if the file is not a head for vectors of that dimension."""
         try:
             head = cls.model_validate_json(path.read_bytes())
         except ValidationError as error:

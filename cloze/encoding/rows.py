@@ -1,9 +1,9 @@
 """Rows of files: the lines of a .txt, and the records of a .csv, .tsv or .jsonl, in UTF-8, compressed or not.
 
-The first row of a .csv or .tsv names the columns, and every value is a text. A cell that holds the separator, a quote
-or the end of a line stands in quotes, in which a quote is written twice: in a .tsv too. Semicolons separate the cells
-if the first line has some and no comma (or tab). A row with fewer cells than the first has None for the others. Empty
-lines of a .csv, .tsv or .jsonl are left out, rows of several empty cells, and empty columns at the end.
+The first row of a .csv or .tsv names the columns, and every value is a text. In both, a cell that contains the
+separator, a quote or a line break is quoted, and a quote inside it is written twice. Semicolons separate the cells if
+the first line has some and no comma (or tab). A row with fewer cells than the first has None for the missing ones.
+Empty lines of a .csv, .tsv or .jsonl are skipped, and so are rows of several empty cells and empty columns at the end.
 """
 
 import bz2
@@ -22,14 +22,14 @@ from typing import IO, Any, Final, TypeAlias, cast
 from cloze.encoding.errors import ClozeError
 
 Row: TypeAlias = dict[str, Any] | str
-"""The columns, or why the row cannot be read."""
+"""A row's values by column, or the reason why it cannot be read."""
 
 SEPARATORS: Final = {".csv": ",", ".tsv": "\t"}
-SEMICOLON: Final = ";"  # of a table by a program whose language has decimal commas
+SEMICOLON: Final = ";"  # used by programs in a locale with decimal commas
 ENDINGS: Final = (".jsonl", *SEPARATORS, ".txt")
 COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 SEPARATED: Final = re.compile(r"sep=(.)\r?\n?$")
-MAX_LINE: Final = 2**26  # bytes of a line, or characters of a cell; what is longer is not a text
+MAX_LINE: Final = 2**26  # bytes of a line, or characters of a cell; a longer one is not a text
 BOM: Final = b"\xef\xbb\xbf"
 OF_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 OTHER_ENCODING: Final = "convert it to UTF-8"
@@ -43,13 +43,13 @@ class RowsError(ClozeError):
 
 
 def ending_of(name: str) -> str:
-    """Return the ending of a file's name in small letters, without that of its compression; empty if it has none."""
+    """Return the ending of a file's name in lower case, without the compression's; empty if it has none."""
     path = PurePath(name.lower())
     return PurePath(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 def uncompressed(raw: IO[bytes], name: str) -> IO[bytes]:
-    """Return a stream of the file's contents."""
+    """Return a stream of the file's decompressed contents."""
     compression = PurePath(name).suffix.lower()
     if compression == ".zst":
         from pyarrow import CompressedInputStream  # here, because it is large; Python has zstd itself since 3.14
@@ -60,7 +60,7 @@ def uncompressed(raw: IO[bytes], name: str) -> IO[bytes]:
 
 
 def read_rows(stream: IO[bytes], name: str) -> Iterator[tuple[int, Row]]:
-    """Yield the line where a row ends, and the row, of a file whose `name` has one of ENDINGS. Raises RowsError."""
+    """Yield each row, after the number of its last line. `name` has one of ENDINGS. Raises RowsError."""
     ending = ending_of(name)
     if ending in SEPARATORS:
         yield from _cells(stream, name, SEPARATORS[ending])
@@ -82,7 +82,7 @@ def read_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
                 if read.startswith(OF_UTF16):
                     raise RowsError(f"{name} is UTF-16; {OTHER_ENCODING}")
                 read = read.removeprefix(BOM)
-            for line in read.splitlines(keepends=True):  # at \r too
+            for line in read.splitlines(keepends=True):  # also at \r
                 number += 1
                 yield number, line
     except UNREADABLE as error:
@@ -117,7 +117,7 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
     lines = (line.decode("utf-8", "surrogateescape") for _, line in read_lines(stream, name))
     opening = list[str]()
     for line in lines:
-        if separated := SEPARATED.match(line):  # the first line of a table by Excel, for itself
+        if separated := SEPARATED.match(line):  # Excel's own hint, before the table
             separator, line = separated[1], "\n"
         opening.append(line)
         if line.strip():
@@ -129,7 +129,7 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
     records = csv.reader(chain(opening, lines), delimiter=separator, strict=True)
     try:
         names = next((record for record in records if any(record)), [])
-        while names and not names[-1]:  # of cells that were emptied
+        while names and not names[-1]:  # columns whose cells were emptied
             names.pop()
         if reason := _reason(names):
             raise RowsError(f"{name}, line {records.line_num}: {reason}")

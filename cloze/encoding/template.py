@@ -1,6 +1,6 @@
 """A template: fixed words around one text, with at most one mask.
 
-This module knows strings only; `cloze.encoding.text` turns them into token ids.
+This module handles strings only; `cloze.encoding.text` turns them into token ids.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Literal, Self, get_args
 from cloze.encoding.errors import TemplateError
 
 TEXT = "[X]"
-MASK = "[MASK]"  # for every tokenizer, also where its own token is <mask>
+MASK = "[MASK]"  # for every tokenizer, even if its own token is <mask>
 
 PoolingMode = Literal["mask", "cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 POOLINGS: tuple[str, ...] = get_args(PoolingMode)
@@ -17,14 +17,14 @@ POOLINGS: tuple[str, ...] = get_args(PoolingMode)
 
 @dataclass(frozen=True)
 class Template:
-    """`prefix` + text + `suffix`. A mask, where there is one, is in either of them. The plain template is `[X]`."""
+    """`prefix` + text + `suffix`. A mask, if there is one, is in one of them. The plain template is `[X]`."""
 
     prefix: str
     suffix: str
 
     @classmethod
     def parse(cls, source: str, pooling: PoolingMode) -> Self:
-        """Read `This sentence of "[X]" means [MASK].`
+        """Parse a template such as `This sentence of "[X]" means [MASK].`
 
         Raises TemplateError unless it contains `[X]` exactly once, and `[MASK]` exactly once for the pooling `mask`
         and never for the others.

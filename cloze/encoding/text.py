@@ -52,8 +52,8 @@ class Tokens(NamedTuple):
 class Token(NamedTuple):
     """One token of a sequence, and where it comes from.
 
-    `text` is the vocabulary's spelling. `text[start:stop]` of the caller's text is the token's source; both are None
-    for what the text does not hold: the template's tokens, the blank that [X] takes from it, a final period added.
+    `text` is the token as it is in the vocabulary. The token's source is `text[start:stop]` of the caller's text. Both
+    are None if the text does not contain it: for the template's tokens, the blank before [X] and an added period.
     """
 
     id: int
@@ -67,7 +67,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids of the special tokens, which no text can contain. `mask` is None where the vocabulary has none.
+    """The ids of the special tokens, which no text can contain. `mask` is None if the vocabulary has none.
 
     `cls` is None for a decoder, whose sequences begin with the text.
     """
@@ -86,7 +86,7 @@ class SpecialTokens:
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> Self:
-        """Read the names in `tokenizer_config.json`. Raises BundleError where one is missing."""
+        """Read the names in `tokenizer_config.json`. Raises BundleError if one is missing."""
         path = folder / "tokenizer_config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
@@ -118,9 +118,9 @@ def _reserve(tokenizer: Tokenizer, special: SpecialTokens) -> None:
     """Make sure that no text is encoded to a special token.
 
     `encode_special_tokens` is not enough for unigram vocabularies such as XLM-R's, whose search for the best pieces can
-    find a special token too. There the first character of its name is split off before the search.
+    find a special token too. For these, the first character of its name is split off before the search.
     """
-    tokenizer.encode_special_tokens = True  # tokenizer.json cannot say so
+    tokenizer.encode_special_tokens = True  # tokenizer.json cannot store this
     spellings = {token: tokenizer.id_to_token(token) for token in special.ids}
     reachable = [
         spelling
@@ -138,8 +138,8 @@ class TextEncoder:
     """Encodes texts in one template with one tokenizer.
 
     `prefix_ids` runs from [CLS] to the text, `suffix_ids` from the text to [SEP]. `mask_index` is the index of the mask
-    in the unpadded sequence: negative where the mask follows the text, positive where it precedes it, None where the
-    template has no mask.
+    in the unpadded sequence: negative if the mask follows the text, positive if it precedes it, None if the template
+    has no mask.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class TextEncoder:
         max_tokens: int,
         final_period: bool = False,
     ) -> None:
-        """`max_tokens` limits the whole sequence, template and special tokens included.
+        """`max_tokens` limits the complete sequence, including template and special tokens.
 
-        Raises TemplateError where the template leaves no room for a text, or the vocabulary has no mask.
+        Raises TemplateError if the template leaves no room for a text, or the vocabulary has no mask.
         """
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: the caller's settings do not change
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy, so that the caller's does not change
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         _reserve(self._tokenizer, special)
@@ -165,7 +165,7 @@ class TextEncoder:
 
     @classmethod
     def load(cls, folder: Path, template: Template, max_tokens: int, final_period: bool = False) -> Self:
-        """Load the TOKENIZER_FILES of a folder. Raises BundleError where they cannot be read."""
+        """Load the TOKENIZER_FILES of a folder. Raises BundleError if they cannot be read."""
         path = folder / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -181,7 +181,7 @@ class TextEncoder:
 
     @property
     def template_tokens(self) -> int:
-        """Return the tokens of every sequence besides the text: template, [CLS] and [SEP]."""
+        """Return the number of tokens in every sequence besides the text's: the template, [CLS] and [SEP]."""
         return len(self.prefix_ids) + len(self.suffix_ids)
 
     @property
@@ -197,7 +197,7 @@ class TextEncoder:
 
     @property
     def id_range(self) -> range:
-        """Return the ids up to the highest; the vocabulary may have gaps, ids without a token."""
+        """Return all ids up to the highest. The vocabulary may have gaps: ids without a token."""
         return range(1 + max(self._tokenizer.get_vocab().values()))
 
     @property
@@ -231,9 +231,9 @@ class TextEncoder:
     ) -> list[Tokens]:
         """Encode each text in the template, in order.
 
-        A text of more tokens than fit, or than `max_text_tokens`, is truncated on the side of `direction`; with
-        `truncate=False` it raises TextTooLong. A text that the tokenizer cannot encode raises TextError. Both have its
-        position, counted from `first`: a caller may pass a slice of its texts.
+        A text of more tokens than fit, or than `max_text_tokens`, is truncated on the side `direction`; with
+        `truncate=False` it raises TextTooLong. A text that the tokenizer cannot encode raises TextError. Both errors
+        have the text's position, counted from `first`, because a caller may pass a slice of its texts.
         """
         encodings = self._tokenize(texts, first=first)
         return [
@@ -249,11 +249,11 @@ class TextEncoder:
         direction: Direction = "right",
         first: int = 0,
     ) -> list[Tokens]:
-        """Do what `encode` does for texts that are token ids already.
+        """Do the same as `encode` for texts that are already token ids.
 
-        The ids are those of the text, without template and special tokens. The blank before [X] and the final period,
-        where a text gets them, must be among the ids: the ids of `explain(text)` that are not the template's give the
-        result of `encode([text])`. An id outside the vocabulary, or of a special token, raises TextError.
+        The ids are those of the text, without template and special tokens. They must include the blank before [X] and
+        the final period, if the text gets them: the ids of `explain(text)` without the template's give the result of
+        `encode([text])`. An id outside the vocabulary, or of a special token, raises TextError.
         """
         for position, ids in enumerate(sequences, first):
             self._check(ids, position)
@@ -294,7 +294,7 @@ class TextEncoder:
         return text
 
     def knows(self, token: int) -> bool:
-        """Whether an id has a token."""
+        """Whether the vocabulary has a token with this id."""
         return self._spelling(token) is not None
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> Batch:
@@ -355,7 +355,7 @@ class TextEncoder:
             )
 
     def _kept(self, count: int, direction: Direction, max_text_tokens: int | None = None) -> range:
-        """Return the indices of a text's `count` tokens that are kept: as many as fit, or `max_text_tokens`."""
+        """Return the indices of the tokens to keep, of a text's `count`: as many as fit, at most `max_text_tokens`."""
         room = self.text_tokens if max_text_tokens is None else min(max_text_tokens, self.text_tokens)
         cut = max(0, count - room)
         return range(cut, count) if direction == "left" else range(count - cut)
@@ -373,7 +373,7 @@ class TextEncoder:
                 yield NOWHERE
                 continue
             start, stop = max(start + shift, first), min(stop + shift, last)
-            while start < stop and text[start].isspace():  # some tokenizers count the blank before a word to it
+            while start < stop and text[start].isspace():  # for some tokenizers, a word includes the blank before it
                 start += 1
             if start == stop:  # a blank between two words
                 yield NOWHERE
@@ -437,7 +437,7 @@ class TextEncoder:
 
 
 def token_batches(lengths: Sequence[int], batch_tokens: int, batch_rows: int = sys.maxsize) -> Iterator[list[int]]:
-    """Rows in order of length, cut into batches whose padded size (longest x count) stays within `batch_tokens`."""
+    """Yield rows in order of length, in batches whose padded size (longest x count) stays within `batch_tokens`."""
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         if rows and (lengths[row] * (len(rows) + 1) > batch_tokens or len(rows) == batch_rows):

@@ -1,4 +1,4 @@
-"""The HTTP service: texts in, vectors out. FastAPI and ONNX Runtime; neither torch nor transformers."""
+"""The HTTP service: texts in, vectors out. It needs FastAPI and ONNX Runtime, but neither torch nor transformers."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -8,4 +8,4 @@ try:
 except PackageNotFoundError:
     VERSION = "unknown"
 
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read once, by the import; else it reports to its maker
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read once, at import; otherwise ONNX Runtime sends telemetry

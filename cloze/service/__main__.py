@@ -34,10 +34,10 @@ class ServeOptions(Settings):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Raises ClozeError where the settings or a bundle cannot be used."""
+    """Raises ClozeError if the settings or a bundle cannot be used."""
     words = sys.argv[1:] if arguments is None else arguments
     open_descriptors()
-    _on_stop(sys.exit)  # which ends the command that converts a model
+    _on_stop(sys.exit)  # this also ends the command that converts a model
     if hasattr(signal, "SIGHUP"):  # not on Windows
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
     named = bool(words) and not words[0].startswith("-")
@@ -55,14 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    _on_stop(end_process)  # an exception in an import would become another one, or be lost
-    # importing ONNX Runtime and FastAPI takes a second, which --help does not need, and a tenth more with collections
+    _on_stop(end_process)  # an exception raised in an import could be replaced by another one, or lost
+    # Importing ONNX Runtime and FastAPI takes a second, so --help does not import them. Garbage collections would add
+    # a tenth.
     gc.disable()
     from cloze.service.app import create_app
     from cloze.service.server import bind, serve
 
     gc.enable()
-    gc.freeze()  # a collection, which follows each reload, need not look through what was imported
+    gc.freeze()  # the garbage collection after each reload can skip what was imported
     with bind(settings.hostname, settings.port) as listener:
         application = create_app(settings)
         _on_stop(sys.exit)  # uvicorn drains first and then raises the signal again
@@ -74,7 +75,7 @@ def _check(settings: Settings) -> None:
     from cloze.service.app import create_app
     from cloze.service.server import resolve
 
-    resolve(settings.hostname, settings.port)  # not bound: the service that it replaces may still run
+    resolve(settings.hostname, settings.port)  # not bound: the service that this one replaces may still run
     models = create_app(settings).state.services.models
     for model in models:
         spec = model.bundle.spec
@@ -88,7 +89,7 @@ def _check(settings: Settings) -> None:
 def open_descriptors() -> None:
     """Open the null device for each of stdin, stdout and stderr that is closed.
 
-    The next file or socket would take its number otherwise, and the event loop would abort.
+    Otherwise the next file or socket would take its number, and the event loop would abort.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -99,16 +100,16 @@ def open_descriptors() -> None:
 
 
 def limit_free_memory() -> None:
-    """Make glibc return freed blocks of a mebibyte or more, and use two arenas.
+    """Make glibc return freed blocks of a mebibyte or more to the system, and use two arenas.
 
-    By default glibc raises that threshold to 32 MiB by itself, and each thread keeps the largest bodies and answers it
-    has ever held.
+    By default glibc raises that threshold by itself, up to 32 MiB, and each thread keeps the memory of the largest
+    bodies and responses that it has held.
     """
     mallopt({M_MMAP_THRESHOLD: LARGE, M_TRIM_THRESHOLD: LARGE, M_ARENA_MAX: 2})
 
 
 def _on_stop(end: Callable[[int], NoReturn]) -> None:
-    """End with status 0 by `end` when the process is asked to stop."""
+    """Call `end` with status 0 when SIGTERM or SIGINT asks the process to stop."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         end(0)

@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Load the bundles, warm them up and build the application; its lifespan starts serving, and drains.
+    """Load the bundles, warm them up and build the application. Its lifespan starts the models, and drains them.
 
-    Raises BundleError, SessionError or OptionError where the settings cannot be served.
+    Raises BundleError, SessionError or OptionError if the settings cannot be served.
     """
     authentication = Authentication(
         Keys.load(settings.api_keys.get_secret_value()), Keys.load(settings.admin_keys.get_secret_value()), PUBLIC
@@ -79,7 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=VERSION,
         lifespan=_lifespan,
         openapi_url=SCHEMA.path if settings.ui else None,
-        docs_url=None,  # the framework's own page loads files from a CDN
+        docs_url=None,  # FastAPI's own page loads files from a CDN
         redoc_url=None,
         redirect_slashes=False,
         telemetry=tracing.telemetry,
@@ -107,14 +107,14 @@ def create_app(settings: Settings) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*"],
-            allow_private_network="*" not in settings.origins,  # a page of the web, and a service of its user's network
+            allow_private_network="*" not in settings.origins,  # lets these origins reach a private network
         )
     _show(app.state.services, cache)
     return app
 
 
 def _show(services: Services, cache: Cache) -> None:
-    """Connect the gauges with what they show."""
+    """Connect the gauges to the values that they show."""
     metrics, settings, admission = services.metrics, services.settings, services.admission
     LogQueue.on_drop = metrics.log_records_dropped.inc
     metrics.ready.set_function(lambda: float(services.health.ready))
@@ -139,7 +139,7 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
         app.mount("/docs", pages.DOCS_FILES)
         app.mount("/playground", pages.PLAYGROUND)
     else:
-        app.add_api_route(ROOT.path, status.ready, methods=["GET", "HEAD"], include_in_schema=False)  # as TEI's GET /
+        app.add_api_route(ROOT.path, status.ready, methods=["GET", "HEAD"], include_in_schema=False)  # like TEI's GET /
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Who sends a request, and in which class: what turns in the queue, limits, the log and metrics go by."""
+"""Who sends a request, and in which class. The queue, the limits, the log and the metrics use it."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
@@ -9,7 +9,7 @@ STRIDES: Final[Mapping[Priority, int]] = {"interactive": 1, "bulk": 64}  # added
 
 
 class Client(NamedTuple):
-    """Who sends a request, and in which class. One name in two classes is two clients."""
+    """Who sends a request, and in which class. The same name in two classes is two clients."""
 
     name: str
     priority: Priority = "interactive"

@@ -1,7 +1,7 @@
 """`cloze doctor`: what this machine offers, for an operator and for the report of a problem.
 
-It prints facts, no texts, no paths of the user and no environment. It loads a bundle as the service does, with the same
-checks, and times it for a second. Its last line is `ready`, or one next step.
+It prints facts, but no texts, no paths of the user and no environment. It loads a bundle as the service does, with the
+same checks, and times it for a second. Its last line is `ready`, or one next step.
 """
 
 import os
@@ -71,7 +71,7 @@ def _facts(options: DoctorOptions) -> Iterator[Fact]:
 
 
 def _memory(status: Path = Path("/proc/meminfo"), limit: int | None = None) -> str:
-    """In GiB: all, what a program may still take where the system says so, and the limit of a container."""
+    """In GiB: the total, the available part if the system reports it, and the limit of a container."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # Windows has no sysconf
@@ -87,13 +87,13 @@ def _versions(packages: Sequence[str]) -> str:
 
 
 def _gpus(drivers: Path) -> list[str]:
-    """The names of NVIDIA's devices; none without its driver."""
+    """The names of the NVIDIA devices; none without the driver."""
     texts = [file.read_text(encoding="utf-8") for file in sorted(drivers.glob("*/information"))]
     return [line.partition(":")[2].strip() for text in texts for line in text.splitlines() if line.startswith("Model")]
 
 
 def _gpu(drivers: Path = DRIVERS) -> str:
-    """The devices, and what ONNX Runtime could use."""
+    """The devices, and the providers that ONNX Runtime offers."""
     gpus = ", ".join(_gpus(drivers)) or "no NVIDIA driver"
     return f"{gpus}; ONNX Runtime offers {', '.join(ort.get_available_providers())}"
 

@@ -1,4 +1,4 @@
-"""The service's errors, and the one table of the status and the names by which each is answered.
+"""The service's errors, and the one table of their HTTP statuses and of their names in responses.
 
 ClozeError
 ├── SessionError              at start: a graph that cannot be run as asked
@@ -8,7 +8,7 @@ ClozeError
     └── Retriable             may succeed when it is sent again after `retry_after` seconds
         └── Overloaded, Unavailable, DeadlineExceeded
 
-The error types on the wire are those of text-embeddings-inference where it has one. Any other exception is a bug: it is
+The error types on the wire are those of text-embeddings-inference, if it has one. Any other exception is a bug: it is
 logged and answered with a bare 500.
 """
 
@@ -29,7 +29,7 @@ class SessionError(ClozeError):
 
 
 class ServiceError(ClozeError):
-    """The request failed. `headers` belong to its answer."""
+    """The request failed. `headers` are those of the response."""
 
     headers: Mapping[str, str] = {}
 
@@ -67,7 +67,7 @@ class RequestTimeout(ServiceError):
 
 
 class ReloadFailed(ServiceError):
-    """A bundle cannot be served; the models that were served still are."""
+    """A bundle cannot be served; the previous models are still served."""
 
 
 class BodyTooLarge(ServiceError):
@@ -81,7 +81,7 @@ class UnsupportedMediaType(ServiceError):
 
 
 class ValidationFailed(ServiceError):
-    """The body is JSON, but not what the route accepts. `field` is the one that is wrong, where it is known."""
+    """The body is JSON, but not what the route accepts. `field` is the wrong field, if it is known."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class ValidationFailed(ServiceError):
 
 
 class BackendFailed(TextError, ServiceError):
-    """The graph gave no usable vector; `position` is the index of the input that failed, where it is known."""
+    """The graph gave no usable vector; `position` is the index of the input that failed, if it is known."""
 
 
 class Retriable(ServiceError):
@@ -101,7 +101,7 @@ class Retriable(ServiceError):
 
 
 class Overloaded(Retriable):
-    """The service is full; all of the request was refused."""
+    """The service is full; the complete request was refused."""
 
 
 class Unavailable(Retriable):
@@ -149,7 +149,7 @@ ERROR_RESPONSES: Final[dict[type[Exception], ErrorResponse]] = {
     DeadlineExceeded: ErrorResponse(504, "Timeout", "The request was not answered in the time it had", "timeout_error"),
 }
 INTERNAL: Final = ErrorResponse(500, "Internal", "A bug in the service", "server_error")
-ROUTING: Final = {404: "NotFound", 405: "MethodNotAllowed"}  # Starlette's own refusals
+ROUTING: Final = {404: "NotFound", 405: "MethodNotAllowed"}  # Starlette's own errors
 OTHER_STATUS: Final = "Http"
 ERROR_TYPES: Final = sorted(
     {INTERNAL.error_type, OTHER_STATUS, *ROUTING.values(), *(known.error_type for known in ERROR_RESPONSES.values())}
@@ -158,5 +158,5 @@ STATUSES: Final = sorted({200, *ROUTING, INTERNAL.status, *(known.status for kno
 
 
 def too_many(count: int, unit: str, limit: int) -> ValidationFailed:
-    """Make the error of a list that is too long."""
+    """Make the error for a list that is too long."""
     return ValidationFailed(f"{count} {unit} in one request; at most {limit} are allowed: split it", "input")

@@ -35,11 +35,11 @@ PERIOD: Final = 5.0  # seconds between two publications of the metrics
 LOST: Final = "the replica stopped before it could answer; send the request again"
 
 ENVIRONMENT: Final = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # otherwise Ray reports to its maker
+    "RAY_USAGE_STATS_ENABLED": "0",  # otherwise Ray sends usage data to its vendor
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cloze.service.ray:proxy_middleware",
     "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # otherwise a proxy fills the replicas on its node first
 }
-os.environ.update(ENVIRONMENT | dict(os.environ))  # for the cluster that `serve run` starts; others set it on each node
+os.environ.update(ENVIRONMENT | dict(os.environ))  # for a cluster that `serve run` starts; others set it on each node
 
 
 class Replicas(BaseModel):
@@ -99,15 +99,15 @@ class Cloze:
         return application
 
     async def check_health(self) -> None:
-        """Raise Unavailable where the replica is not ready. Serve replaces it after three failures."""
+        """Raise Unavailable if the replica is not ready. Serve replaces it after three failures."""
         await self._health.check()
 
 
 class Publisher:
-    """Sets a gauge of Ray for every sample of the metrics. Ray labels each with the replica's id.
+    """Sets a Ray gauge for every sample of the metrics. Ray labels each with the replica's id.
 
     Counters and the buckets of histograms are gauges too: Ray's counters and histograms cannot be set to a known value,
-    and Ray goes on exporting the counters of a lost replica. Prometheus computes rates and quantiles in the same way.
+    and Ray keeps exporting the counters of a lost replica. Prometheus computes rates and quantiles in the same way.
     """
 
     def __init__(self, text: Callable[[], bytes]) -> None:
@@ -123,12 +123,12 @@ class Publisher:
 
 
 def proxy_middleware() -> list[Middleware]:
-    """Return what every HTTP proxy of Ray puts around itself."""
+    """Return the middleware that every HTTP proxy of Ray adds."""
     return [Middleware(ProxyMiddleware)]
 
 
 class ProxyMiddleware:
-    """Answers 503 where a replica is lost before it answers, for which Ray has a bare 500; sends one `x-request-id`."""
+    """Responds 503, not Ray's bare 500, if a replica is lost before it responds; sends one `x-request-id`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -9,16 +9,16 @@ Shape = Literal["native", "openai", "cohere"]  # of an error, as the clients of 
 
 @dataclass(frozen=True)
 class Route:
-    """A path, as FastAPI writes it, and what holds for its requests."""
+    """A path in FastAPI's notation, and the properties of its requests."""
 
     path: str
     posts: bool = False  # takes texts or token ids, by POST only
     embeds: bool = False  # runs a model: its latency is measured
     of_model: bool = False  # exists under /models/NAME too
-    public: bool = False  # is read without an API key
+    public: bool = False  # GET and HEAD need no API key
 
 
-ROOT: Final = Route("/", posts=True, embeds=True, public=True)  # read, it is a page; posted to, it is a model's too
+ROOT: Final = Route("/", posts=True, embeds=True, public=True)  # GET returns the page; POST exists at /models/NAME too
 EMBED: Final = Route("/embed", posts=True, embeds=True, of_model=True)
 SIMILARITY: Final = Route("/similarity", posts=True, embeds=True, of_model=True)
 SEARCH: Final = Route("/search", posts=True, embeds=True, of_model=True)
@@ -55,7 +55,7 @@ PUBLIC: Final = tuple(re.sub(r"{\w+}", "*", route.path) for route in ROUTES if r
 ALIASES: Final = {"/embeddings": OPENAI.path, "/models": MODELS.path}
 PATTERNS: Final = {route.path[: route.path.index("{")]: route.path for route in ROUTES if "{" in route.path}
 UNDER_MODEL: Final = "|".join([*(route.path for route in ROUTES if route.of_model), *ALIASES, f"{MODELS.path}/.+"])
-NAME: Final = "[^/]+(?:/[^/]+)*?"  # of a model; that of an alias may have slashes
+NAME: Final = "[^/]+(?:/[^/]+)*?"  # of a model; an alias may have slashes
 OF_MODEL: Final = re.compile(f"/models/(?:({NAME})({UNDER_MODEL})|([^/]+))")
 
 
@@ -74,7 +74,7 @@ def resolve(method: str, path: str) -> tuple[str, str | None]:
 
 
 def meant(path: str) -> str | None:
-    """Return the path that a path with doubled slashes, or one at its end, probably stands for; None if it has none."""
+    """Return the path that is probably meant by one with doubled slashes or a final one; None if there is none."""
     if path.startswith("/models//"):  # the name of the model is missing
         return None
     plain = re.sub("/+", "/", path).rstrip("/") or ROOT.path
@@ -82,7 +82,7 @@ def meant(path: str) -> str | None:
 
 
 def label(method: str, path: str) -> str:
-    """Return what the metrics call the route of a resolved path, also where the request did not reach it."""
+    """Return the metrics' label for the route of a resolved path, even if the request did not reach it."""
     under, slash, name = path.rpartition("/")
     if path.startswith(f"{MODELS.path}/"):
         under = MODELS.path  # the name of an alias may have slashes
@@ -93,6 +93,6 @@ def label(method: str, path: str) -> str:
 
 
 def shape_of(path: str) -> Shape:
-    """Return the shape in which the clients of a path expect an error, also where it is not a route."""
+    """Return the shape in which the clients of a path expect an error, even if it is not a route."""
     version = re.match(rf"(?:/models/{NAME})?/(v1|v2)/|(/embeddings)$", path)
     return "native" if version is None else "cohere" if version[1] == "v2" else "openai"

@@ -1,4 +1,4 @@
-"""Running the application under uvicorn: draining at the end, with a report of it, and reloading on SIGHUP."""
+"""Run the application under uvicorn: drain and report at the end, and reload on SIGHUP."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """Reports how many requests were in flight when it was asked to stop, and what became of them."""
+    """Reports how many requests were in flight when it was asked to stop, and how they ended."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         super().__init__(uvicorn_config(app, settings))
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
             self._greet(f"http://{f'[{host}]' if listener.family == socket.AF_INET6 else host}:{port}")
 
     def _greet(self, url: str) -> None:
-        """Log where the service is, and a command that tries it."""
+        """Log the address of the service, and a command to try it."""
         key = " -H 'authorization: Bearer KEY'" if self._settings.api_keys.get_secret_value() else ""
         logger.info("serving %s%s", url, "; playground at /, API reference at /docs" if self._settings.ui else "")
         logger.info(
@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop being ready now, and shut down after the delay or at a second signal."""
+        """Stop being ready at once, and shut down after the delay or at a second signal."""
         self.services.health.stopping = True
         if self._stop_at is not None or not self._settings.stop_delay_seconds:
             super().handle_exit(sig, frame)
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, and drain. uvicorn then raises the signal again.
 
-    Raises OptionError where another process has come to listen on the address since it was bound.
+    Raises OptionError if another process has started to listen on the address since it was bound.
     """
     server = Server(app, settings)
     host, port = listener.getsockname()[:2]
@@ -125,7 +125,7 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def resolve(host: str, port: int) -> tuple[Any, ...]:
-    """Return the first of the host's addresses. Raises OptionError where it has none."""
+    """Return the first of the host's addresses. Raises OptionError if it has none."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -134,7 +134,7 @@ def resolve(host: str, port: int) -> tuple[Any, ...]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the address; clients can connect once it is served. Raises OptionError where it is not available."""
+    """Bind the address; clients can connect once it is served. Raises OptionError if it is not available."""
     family, socket_type, number, _, address = resolve(host, port)
     try:
         listener = socket.socket(family, socket_type, number)

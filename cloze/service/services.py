@@ -1,4 +1,4 @@
-"""Everything that the application consists of: one object, which create_app makes and every route receives."""
+"""All parts of the application, in one object that create_app makes and every route receives."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from cloze.service.settings import Settings
 class Traffic:
     """Counts of requests: in flight, answered to the last byte, and given up because the process had to stop.
 
-    A request that is given up is answered 503, except the `cut_short` ones, whose answer had begun.
+    A request that is given up is answered with 503, except the `cut_short` ones, whose response had begun.
     """
 
     in_flight: int = 0

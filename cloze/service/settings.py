@@ -18,7 +18,7 @@ from cloze.options import Options, flag
 from cloze.service.monitoring.logs import LogFormat
 
 PREFIX = "CLOZE_"
-# the address and the ports of a service, as Kubernetes names them after Docker's links
+# the address and the ports of a service, in variables that Kubernetes names like those of Docker's links
 SERVICE_LINK: Final = re.compile(
     r"(?i)CLOZE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$"
 )
@@ -129,7 +129,7 @@ class Settings(Options):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Return what each other name stands for: MODEL, or MODEL:TEMPLATE."""
+        """Return what each alias stands for: MODEL, or MODEL:TEMPLATE."""
         return dict(map(_name_and_model, _split(self.alias)))
 
     @field_validator("alias")
@@ -193,8 +193,8 @@ def variable(name: str) -> str:
 def _values(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the values of settings by their names. Raises OptionError for a CLOZE_ variable that is not a setting.
 
-    What Kubernetes sets in every container of a namespace that has a service called `cloze`, or `cloze-...`, is left
-    out, with a warning.
+    Variables that Kubernetes sets in every container of a namespace with a service called `cloze`, or `cloze-...`, are
+    ignored, with a warning.
     """
     variables = {name for name in environ if name.upper().startswith(PREFIX)}
     links = {name for name in variables if SERVICE_LINK.match(name) or (PORT.match(name) and "://" in environ[name])}

@@ -1,6 +1,6 @@
 """Embedding files of any size, on one machine or on a Ray cluster: `cloze bulk IN OUT --bundle B`.
 
-`Embed` is public: it adds the vectors of a bundle to tables of texts in any other pipeline.
+`Embed` is public: in any other pipeline, it adds the vectors of a bundle to tables of texts.
 """
 
 from typing import TYPE_CHECKING, Any

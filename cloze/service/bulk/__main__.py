@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cloze.service.bulk.output import Counts, Output
     from cloze.service.bulk.source import Source
 
-SOME_FAILED: Final = 3  # the exit status where some rows have no vector
-INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
+SOME_FAILED: Final = 3  # exit status if some rows have no vector
+INCOMPLETE: Final = 1  # exit status of --check if some rows are not processed yet
 
 
 class BulkOptions(Options):
@@ -77,7 +77,7 @@ class BulkOptions(Options):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return SOME_FAILED where the job is done but for some rows. Raises ClozeError where it cannot be done."""
+    """Return SOME_FAILED if the job is done except for some rows. Raises ClozeError if it cannot be done."""
     options = BulkOptions.parse(arguments, "cloze bulk")
     return _check(options) if options.check else _embed(options)
 
@@ -99,7 +99,7 @@ def _embed(options: BulkOptions) -> int:
         earlier = Counts.total(complete.values())
         started = perf_counter()
         with job.connection(options.address):
-            waiting = int(bool(options.server))  # one worker, whose CPU is enough for its requests
+            waiting = int(bool(options.server))  # one worker with one CPU is enough to send requests
             allocation = resources(
                 options.worker_cpus or waiting,
                 options.worker_gpus,
@@ -116,7 +116,7 @@ def _embed(options: BulkOptions) -> int:
 
 
 def _check(options: BulkOptions) -> int:
-    """Print how much of the job is done. Return 0, SOME_FAILED where some rows have no vector, or INCOMPLETE."""
+    """Print how much of the job is done. Return 0, SOME_FAILED if some rows have no vector, or INCOMPLETE."""
     from cloze.service.bulk.output import Counts
 
     bundle, source, output = _checked(options)
@@ -145,7 +145,7 @@ def _manifest(bundle: Bundle, source: "Source", vectors: dict[str, Any]) -> dict
 
 
 def _checked(options: BulkOptions) -> "tuple[Bundle, Source, Output]":
-    """Check all that can be checked before anything is written and Ray starts."""
+    """Check everything that can be checked before anything is written and Ray starts."""
     from cloze.service.bulk.embed import check_chunks
     from cloze.service.bulk.output import Output
     from cloze.service.bulk.source import Source
@@ -182,7 +182,7 @@ def _vectors(options: BulkOptions) -> dict[str, Any]:
 
 
 def _report(out: str, counts: "Counts", earlier: "Counts", seconds: float, engine: float) -> int:
-    """Print what was done; `engine` is what Ray took in seconds. Return the exit status."""
+    """Print what was done, and return the exit status. `engine` is the seconds that Ray took."""
     print(
         f"embedded {counts.rows} rows with {counts.tokens} tokens ({counts.truncated} truncated) in {seconds:.1f} s, "
         f"{counts.rows / max(seconds, 1e-9):.0f} rows/s; starting Ray and its workers took {engine:.1f} s"
@@ -216,7 +216,7 @@ def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | No
 
 
 def _on_cuda(bundle: Bundle, choices: Sequence[Precision]) -> Precision:
-    """Return the first of these precisions that a GPU runs. Raises OptionError, before workers are started."""
+    """Return the best of these precisions that a GPU can run. Raises OptionError, before workers are started."""
     from cloze.service.inference.session import PROFILES
 
     for precision in PROFILES["cuda"].precisions:
@@ -233,7 +233,7 @@ def _key(options: BulkOptions) -> SecretStr:
 
 
 def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
-    """Return what decides a bundle's vectors, for the output folder's record of the job."""
+    """Return what determines a bundle's vectors, for the output folder's record of the job."""
     spec = bundle.spec
     files = {name: spec.files[name] for name in (GRAPHS[precision], *TOKENIZER_FILES)}
     options = {

@@ -1,4 +1,4 @@
-"""Many texts to vectors at once, with the same template, truncation and graph as `POST /embed`."""
+"""Embed many texts at once, with the same template, truncation and graph as `POST /embed`."""
 
 import os
 import sys
@@ -38,16 +38,16 @@ NO_KEY: Final = SecretStr("")
 
 
 class Embedded(NamedTuple):
-    """What became of each text: `errors` has the reason for each text without a vector, by its index."""
+    """The result for each text. `errors` has the reason for each text without a vector, by its index."""
 
-    vectors: Array  # (texts, dimensions), in the numbers of the dtype; zeros for a text with an error
-    tokens: NDArray[np.int32]  # of the whole sequence, the template included
+    vectors: Array  # (texts, dimensions), of the dtype; zeros for a text with an error
+    tokens: NDArray[np.int32]  # of the complete sequence, including the template
     truncated: NDArray[np.bool_]
     errors: dict[int, str]
 
 
 class Embed:
-    """Adds vectors to tables of texts. Thread-safe; a process needs one.
+    """Adds vectors to tables of texts. Thread-safe; a process needs only one.
 
         ray.data.read_parquet("texts").map_batches(
             Embed, fn_constructor_args=["models/cloze-mini"], batch_format="pyarrow", compute=ActorPoolStrategy(size=2)
@@ -74,13 +74,14 @@ class Embed:
         server: str = "",
         key: SecretStr = NO_KEY,
     ) -> None:
-        """Load the bundle. `threads` run the graph on the CPU; 0 takes the available CPUs.
+        """Load the bundle. `threads` is the number of CPU threads that run the graph; 0 means the available CPUs.
 
-        With `server`, the address of a service of the same bundle, its graph runs, and none is loaded here.
+        With `server`, the address of a service of the same bundle, the service's graph runs and none is loaded here.
 
-        `prompt_name` is the name of one of the bundle's templates; without it, its own is used. With `chunk_tokens`, a
-        text of more tokens has the mean of the vectors of chunks of at most as many. Raises BundleError,
-        SessionError, and OptionError where the bundle has fewer dimensions, no such template or no room for a chunk.
+        `prompt_name` names one of the bundle's templates; None means the bundle's own. With `chunk_tokens`, the vector
+        of a text with more tokens is the mean of the vectors of its chunks, which have at most as many. Raises
+        BundleError, SessionError, and OptionError if the bundle has fewer dimensions, no such template or no room for a
+        chunk.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pools below use the CPUs
         self.bundle, self._process = Bundle.load(bundle), os.getpid()
@@ -110,7 +111,7 @@ class Embed:
         self._tokenizers = self._graphs if on_cpu else ThreadPoolExecutor(shared.batches * shared.per_batch)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Return the table with the columns ADDED. Raises OptionError where its columns do not allow that."""
+        """Return the table with the columns ADDED. Raises OptionError if its columns do not allow that."""
         check_columns(table.schema, self.text_column)
         if self._remote is not None:
             self._remote.check()
@@ -144,7 +145,7 @@ class Embed:
         np.add.at(lengths, owners, [len(sequence.ids) for sequence in tokens])
         cut = np.zeros(len(distinct) + 1, dtype=np.bool_)
         np.logical_or.at(cut, owners, [sequence.cut > 0 for sequence in tokens])
-        indices = np.full(len(texts), len(distinct))  # of each text's vector; the last one is zeros
+        indices = np.full(len(texts), len(distinct))  # of each text's vector; the last vector is zeros
         for index, text in enumerate(distinct):
             indices[rows[text]] = index
         if self.chunk_tokens is not None:
@@ -154,7 +155,7 @@ class Embed:
         return Embedded(finished, lengths[indices], cut[indices], errors)
 
     def _parts(self, texts: list[str]) -> tuple[list[str], list[int]]:
-        """Return the chunks of all texts, or the texts where none are asked for, and the index of each one's text."""
+        """Return the chunks of all texts, or the texts themselves without `chunk_tokens`, and each one's text index."""
         if self.chunk_tokens is None:
             return texts, list(range(len(texts)))
         chunks = list(self._tokenizers.map(self._chunks, texts))
@@ -166,10 +167,10 @@ class Embed:
         try:
             return [text[chunk.start : chunk.stop] for chunk in chunked(self._text_encoder, text, self.chunk_tokens)]
         except TextError:
-            return [text]  # which is refused, with the reason, when it is encoded
+            return [text]  # encoding this text will fail with the reason
 
     def _tokenize(self, texts: list[str]) -> tuple[list[Tokens], dict[int, str]]:
-        """Return the tokens of each text, none for a text that was refused, and the reasons by index."""
+        """Return the tokens of each text, empty for a text that was refused, and the reasons by index."""
         firsts = range(0, len(texts), SLICE)
         slices = list(self._tokenizers.map(lambda first: self._encode(texts[first : first + SLICE]), firsts))
         refused = {
@@ -193,7 +194,7 @@ class Embed:
         return tokens, refused
 
     def _run(self, texts: list[str], tokens: list[Tokens]) -> tuple[NDArray[np.float32], dict[int, str]]:
-        """Return a vector for each sequence, one row of zeros more, and the reasons of those that failed."""
+        """Return a vector for each sequence, then a row of zeros, and the reasons for the failures by index."""
         vectors = np.zeros((len(tokens) + 1, self.bundle.spec.dimension), dtype=np.float32)
         errors: dict[int, str] = {}
 
@@ -212,7 +213,7 @@ class Embed:
         accepted = [index for index, sequence in enumerate(tokens) if sequence.ids]
         batches = list(token_batches([len(tokens[index].ids) for index in accepted], *self._limits))
         longest_first = ([accepted[row] for row in rows] for rows in reversed(batches))  # so that no thread ends late
-        list(self._graphs.map(run, longest_first))  # which raises what a batch raised
+        list(self._graphs.map(run, longest_first))  # raises what a batch raised
         return vectors, errors
 
     def _finish(self, vectors: NDArray[np.float32]) -> Array:
@@ -227,7 +228,7 @@ def check_chunks(tokens: int | None, encoder: TextEncoder) -> None:
 
 
 def check_columns(schema: pa.Schema, text_column: str) -> None:
-    """Raise OptionError where there is no such column of texts, or a column that is added is there already."""
+    """Raise OptionError if there is no such text column, or if a column that would be added exists already."""
     if text_column not in schema.names:
         raise OptionError(f"there is no column {text_column!r}; the columns are {', '.join(schema.names)}")
     column_type = schema.field(text_column).type
@@ -242,13 +243,13 @@ def check_columns(schema: pa.Schema, text_column: str) -> None:
 
 
 def as_texts(column: pa.ChunkedArray) -> list[bytes | None]:
-    """Return the bytes of a column of texts, because a text may be no valid UTF-8."""
+    """Return the bytes of a text column, because a text may not be valid UTF-8."""
     texts: list[bytes | None] = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     return texts
 
 
 def _distinct(texts: Sequence[str | bytes | None]) -> tuple[dict[str, list[int]], dict[int, str]]:
-    """Return the indices of each distinct text, and the reasons for what is not a text."""
+    """Return the indices of each distinct text, and by index the reasons why others cannot be embedded."""
     rows: dict[str, list[int]] = {}
     errors: dict[int, str] = {}
     for row, text in enumerate(texts):

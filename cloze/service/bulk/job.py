@@ -1,7 +1,7 @@
-"""One job under Ray Data: read the parts that are missing, embed each in an actor, and write it there.
+"""One job on Ray Data: read the missing parts, and embed and write each one in an actor.
 
-Ray places the actors on the nodes, restarts what was lost and holds the readers back while the actors are busy. A part
-that Ray runs twice is written twice under the same name.
+Ray places the actors on the nodes, restarts lost ones and pauses the readers while the actors are busy. A part that Ray
+runs twice is written twice under the same name.
 """
 
 import logging
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
 
-# Each is read once, by the import.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it reports to its maker
-os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray mends by itself is in its own logs
+# Ray reads each of these once, at import.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage data to its vendor
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray's own logs have the faults that it recovers from
 
 import numpy as np
 import ray
@@ -50,7 +50,7 @@ class _Embedder:
         self._refusal: ClozeError | None = None
         try:
             self._embed = make()
-        except ClozeError as error:  # Ray would start the actor again and again, and keep the text of a traceback
+        except ClozeError as error:  # Ray would restart the actor again and again, and keep only a traceback's text
             self._refusal = error
 
     def __call__(self, batch: Batch) -> Batch:
@@ -73,7 +73,7 @@ def connection(address: str | None) -> Iterator[None]:
     """Start Ray on this machine, or connect to a cluster, until the end of the block. Raises JobError."""
     _check_reachable(address)
     local = {} if address else {"include_dashboard": False, "object_store_memory": STORE}
-    if not address:  # else Ray would write a token to the home folder, and clusters started there later ask for it
+    if not address:  # otherwise Ray writes a token to the home folder, and clusters started there later require it
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="error", **local)
@@ -87,7 +87,7 @@ def connection(address: str | None) -> Iterator[None]:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Ray itself would try for minutes."""
+    """Check that a port answers, because Ray itself would try for minutes. Raises JobError."""
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
     if not port.isdecimal():
         return
@@ -104,7 +104,7 @@ def run(
     allocation: Resources,
     complete: Iterable[tuple[int, int]],
 ) -> Iterator[Progress]:
-    """Embed all parts but the complete ones, named by file and number; yield what is known whenever one is complete.
+    """Embed all parts except the `complete` ones, given by file and number. Yield the progress of each finished part.
 
     Raises the error of the part that cannot be completed; the complete parts are kept.
     """
@@ -152,10 +152,10 @@ def _objects(values: list[bytes]) -> Any:
 
 
 def _cause(error: BaseException) -> Exception:
-    """Return the ClozeError that Ray has wrapped in its own errors; any other error is what ended the job."""
+    """Return a JobError for the ClozeError that Ray has wrapped in its own errors, or for any other error."""
     cause: BaseException | None = error
     while cause is not None:
-        inner = getattr(cause, "cause", None)  # of Ray's errors
+        inner = getattr(cause, "cause", None)  # Ray's errors have this attribute
         if inner is None and isinstance(cause, ClozeError):
             return JobError(str(cause).partition("\n")[0])  # Ray adds advice for its own users
         cause = inner or cause.__cause__

@@ -1,8 +1,8 @@
 """One job at a time in an output folder: the file `job.lock` names the process that writes there.
 
-The owner renews its lock every RENEW_SECONDS. A lock is stale at once if its process is seen to have ended, which needs
-the same host, boot and namespace of process ids. Any other lock is stale if it does not change for STALE_SECONDS while
-a waiting job watches it. The clocks of two hosts are never compared.
+The owner renews its lock every RENEW_SECONDS. A lock is stale at once if its process has ended, which a job can see
+only on the same host, in the same boot and namespace of process ids. Any other lock is stale if it does not change for
+STALE_SECONDS while a waiting job watches it. The clocks of two hosts are never compared.
 """
 
 import json
@@ -25,7 +25,7 @@ from cloze.encoding.errors import ClozeError
 LOCK: Final = "job.lock"
 RENEW_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 60.0  # a busy host or a slow network may miss several renewals
-SETTLE_SECONDS: Final = 2.0  # longer than another job needs between its look for a lock and its own
+SETTLE_SECONDS: Final = 2.0  # longer than another job takes from looking for a lock to writing its own
 POLL_SECONDS: Final = 1.0
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Owner(NamedTuple):
     boot: str  # the kernel's id of this boot
     namespace: str  # of process ids: each container may have its own process 1
     pid: int
-    started: str  # ticks from the boot to the start of the process, because process ids are used again
+    started: str  # ticks from the boot to the start of the process, because process ids are reused
     token: str
     renewals: int = 0
 
@@ -74,7 +74,7 @@ class Owner(NamedTuple):
         return bool(self.boot) and self[:3] == other[:3]
 
     def runs(self) -> bool:
-        """Whether the process runs, for one that is visible here."""
+        """Whether the process runs, if it is visible here."""
         try:
             os.kill(self.pid, 0)
             state, started = _stat(self.pid)
@@ -141,7 +141,7 @@ class Lock:
                 self._remove(content)
 
     def _is_stale(self, content: bytes) -> bool:
-        """Return False if the lock has another owner meanwhile, or none. Raises LockError if its owner runs."""
+        """Whether the lock is stale; False if it has changed owner or is gone. Raises LockError if its owner runs."""
         owner = Owner.parse(content)
         if owner is not None and owner.is_visible_to(self._owner):
             if owner.runs():
@@ -168,7 +168,7 @@ class Lock:
         )
 
     def _create(self) -> bool:
-        """Return False if a job that started at the same moment has the lock."""
+        """Create the lock. Return False if a job that started at the same moment has it."""
         self._filesystem.create_dir(self._root, recursive=True)
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             self._write()
@@ -237,7 +237,7 @@ class Lock:
 
 
 def _hold_back_others(file: BinaryIO) -> None:
-    """Let other jobs wait here until the file is closed, so that only one of them compares and removes it."""
+    """Make other jobs wait here until the file is closed, so that only one of them compares and removes it."""
     with suppress(ImportError, OSError):  # a system or a file system without such locks
         from fcntl import LOCK_EX, flock
 

@@ -5,8 +5,8 @@
     vectors/00000-000/part-000000.parquet        the rows of one part of the first file, in its first shard
     errors/00000-000/part-000000.parquet         those rows of the part that have no vector, and why
 
-A file is written under another name and then renamed, the errors of a part before its vectors: a part is complete when
-its file of vectors exists. A folder holds at most SHARD rows of one file.
+A file is written under another name and then renamed. The errors of a part are written before its vectors, so a part is
+complete when its file of vectors exists. A folder holds at most SHARD rows of one file.
 """
 
 import json
@@ -31,7 +31,7 @@ from cloze.service.bulk.source import Failure
 SHARD: Final = 10_000_000  # rows of one folder
 MANIFEST: Final = "job.json"
 PARTIAL: Final = ".partial"
-PART: Final = re.compile(r"/(\d+)-\d+/part-(\d+)\.parquet")  # file and number; others may have put files beside
+PART: Final = re.compile(r"/(\d+)-\d+/part-(\d+)\.parquet")  # file and number; there may be other files
 COUNTS: Final = b"cloze"  # key of a file's metadata
 
 
@@ -66,7 +66,7 @@ class Output:
 
     @classmethod
     def at(cls, location: str, rows_per_part: int) -> "Output":
-        """Name a folder by its path or URL; nothing is written yet. Raises OutputError where it cannot be used."""
+        """Locate a folder by its path or URL; nothing is written yet. Raises OutputError if it cannot be used."""
         try:
             if "://" in location:
                 filesystem, root = fs.FileSystem.from_uri(location)
@@ -76,7 +76,7 @@ class Output:
         return cls(fs.LocalFileSystem(), abspath(location), rows_per_part)
 
     def manifest(self) -> dict[str, Any] | None:
-        """Return the record of the job that began this folder; None where there is none."""
+        """Return the record of the job that began this folder; None if there is none."""
         path = f"{self.root}/{MANIFEST}"
         try:
             if self.filesystem.get_file_info(path).type != fs.FileType.File:
@@ -113,7 +113,7 @@ class Output:
             raise OutputError(f"{self.root} cannot be written: {error}; choose another folder") from error
 
     def check_same(self, former: dict[str, Any], manifest: dict[str, Any]) -> None:
-        """Raise OptionError where a job is not the one that began the folder."""
+        """Raise OptionError if the job is not the one that began the folder."""
         for key, value in json.loads(json.dumps(manifest)).items():
             if former.get(key) != value:
                 raise OptionError(
@@ -122,7 +122,7 @@ class Output:
                 )
 
     def finished(self) -> dict[tuple[int, int], Counts]:
-        """Return the counts of every complete part, by file and number; one that cannot be read is not complete."""
+        """Return the counts of every complete part, by file and number. An unreadable part is not complete."""
         folder = f"{self.root}/vectors"
         if self.filesystem.get_file_info(folder).type != fs.FileType.Directory:
             return {}
@@ -136,7 +136,7 @@ class Output:
             }
 
     def write(self, file: int, number: int, table: pa.Table, failures: list[Failure]) -> Counts:
-        """Write one part: rows with the columns of `Embed`. Raises OutputError where it cannot be written."""
+        """Write one part: rows with the columns of `Embed`. Raises OutputError if it cannot be written."""
         rows = [row for row, error in enumerate(table.column("error").to_pylist()) if error is None]
         good = table.take(pa.array(rows, pa.int64())) if len(rows) < len(table) else table
         counts = Counts(len(good), _sum(good.column("tokens")), _sum(good.column("truncated")), len(failures))
@@ -148,7 +148,7 @@ class Output:
                     "reason": [failure.reason for failure in failures],
                 }
                 self._write(f"errors/{path}", pa.table(columns, pa.schema({"id": pa.string(), "reason": pa.string()})))
-            else:  # of this part, written by a process that did not get further
+            else:  # remove those that an interrupted process wrote for this part
                 self._remove(f"{self.root}/errors/{path}")
             metadata = {COUNTS: json.dumps(counts._asdict()), SPACE: (good.schema.metadata or {}).get(SPACE, b"")}
             self._write(f"vectors/{path}", good.drop_columns(["error"]).replace_schema_metadata(metadata))

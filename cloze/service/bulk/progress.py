@@ -1,4 +1,4 @@
-"""The progress bar of a job: the rows done, about how many there are, and the time left.
+"""The progress bar of a job: the rows done, the estimated total, and the time left.
 
 Counting the rows of text files beforehand would mean reading them twice, so the total is an estimate until the end.
 """
@@ -18,7 +18,7 @@ ESTIMATED: Final = BAR.replace("{total_fmt}", "about {total_fmt}")
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known of a complete part: the bytes of its file that it takes, its counts, its seconds."""
+    """The progress of a complete part: the bytes that it takes in its file, its counts and its seconds."""
 
     bytes: int
     counts: Counts
@@ -26,12 +26,12 @@ class Progress:
 
 
 def estimated_rows(total_bytes: int, rows: int, read_bytes: int) -> int | None:
-    """Return the rows of the whole input if all are as long as the rows read; None before the first bytes."""
+    """Estimate the rows of the input, as if all were as long as those read; None before the first bytes."""
     return round(total_bytes * rows / read_bytes) if read_bytes else None
 
 
 def show(progress: Iterable[Progress], total_bytes: int, earlier: Counts) -> tuple[Counts, float]:
-    """Show the parts of a job as they complete. `earlier` counts the rows of former starts.
+    """Show the parts of a job as they complete. `earlier` counts the rows of previous runs.
 
     Return the sum of the counts, and the seconds from the beginning of the first part to the end of the last one.
     """
@@ -42,7 +42,7 @@ def show(progress: Iterable[Progress], total_bytes: int, earlier: Counts) -> tup
             now = perf_counter()
             if began is None:
                 began = now - part.seconds
-                bar.start_t = time() - part.seconds  # the speed is that of the workers, without the start of Ray
+                bar.start_t = time() - part.seconds  # the speed of the workers, without the start of Ray
             total = Counts.total([total, part.counts])
             read_bytes += part.bytes
             rows = earlier.all_rows + total.all_rows

@@ -1,4 +1,4 @@
-"""A running service as the encoder of a job: POST /embed in the class bulk, so that interactive requests go first."""
+"""Use a running service as the encoder of a job: POST /embed in the class bulk, so interactive requests go first."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,7 +17,7 @@ from cloze.service.errors import BackendFailed
 CONNECTIONS: Final = 8  # requests at once
 REQUEST_TOKENS: Final = 4096  # tokens of one request, padding included
 RETRIED: Final = (408, 429, 502, 503, 504)
-BUSY_ATTEMPTS: Final = 200  # a server that says that it is busy may be busy for long
+BUSY_ATTEMPTS: Final = 200  # a server that reports being busy may be busy for a long time
 LOST_ATTEMPTS: Final = 10  # without Retry-After the pauses are 0, 2, 4, 8 to 60 seconds
 BISECTED: Final = (413, 422, 424)  # a text cannot be embedded, or the request has too many texts
 CONNECT_SECONDS: Final = 10.0
@@ -30,13 +30,13 @@ class RemoteError(ClozeError):
 
 
 class Remote:
-    """Vectors of a bundle from a service that serves it. Thread-safe."""
+    """Gets the vectors of a bundle from a service that serves it. Thread-safe."""
 
     def __init__(self, url: str, key: SecretStr, bundle: Bundle, prompt_name: str | None = None) -> None:
         """Ask the service what it serves; `url` may end in /models/NAME.
 
-        Raises OptionError where it does not answer, or serves another graph than one of the bundle's, or where the
-        model's name is an alias that stands for another template.
+        Raises OptionError if it does not answer, if it does not serve one of the bundle's graphs, or if the model's
+        name is an alias for another template.
         """
         if not url.startswith(("http://", "https://")):
             raise OptionError(f"server is {url!r:.200}, which is not a URL; write http://HOST:PORT")
@@ -69,8 +69,8 @@ class Remote:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Texts -> vectors (n, d), not normalised.
 
-        Raises BackendFailed where one of the texts cannot be embedded, or they are too many for one request, and
-        RemoteError where the server does not answer with vectors.
+        Raises BackendFailed if one of the texts cannot be embedded or they are too many for one request, and
+        RemoteError if the server does not return vectors.
         """
         try:
             body = orjson.dumps({"inputs": texts, **self._options})
@@ -87,9 +87,9 @@ class Remote:
         return np.frombuffer(response.data, "<f4").reshape(shape)
 
     def check(self) -> None:
-        """Raise RemoteError, or OptionError, where the service has begun to serve another graph since the start."""
+        """Raise RemoteError, or OptionError, if the service has begun to serve another graph since the start."""
         try:
-            response = self._pool.request("GET", f"{self.url}/info")  # again and again, as the texts
+            response = self._pool.request("GET", f"{self.url}/info")  # with the same retries as for texts
         except HTTPError as error:
             raise RemoteError(f"{self.url} cannot be reached ({error}); {RESUME} when it answers") from error
         if (precision := self._served(self._facts(response))) != self.precision:
@@ -98,11 +98,11 @@ class Remote:
             )
 
     def _healthy(self) -> bool:
-        """Whether the model still embeds anything: its probe tries the template alone."""
+        """Whether the model still works: the service tries the template alone."""
         return self._pool.request("GET", f"{self.url}/health", retries=False).status == 200
 
     def _info(self) -> dict[str, Any]:
-        """Return what the service says of the model. Raises OptionError."""
+        """Return the service's description of the model. Raises OptionError."""
         try:
             response = self._pool.request("GET", f"{self.url}/info", retries=False)
         except HTTPError as error:
@@ -121,7 +121,7 @@ class Remote:
         return info
 
     def _served(self, info: dict[str, Any]) -> Precision:
-        """Return the precision of the graph that is served. Raises OptionError where it is not one of the bundle's."""
+        """Return the precision of the graph that is served. Raises OptionError if it is not one of the bundle's."""
         bundle, spec = self._bundle, self._bundle.spec
         precisions = [each for each in bundle.precisions if spec.files[GRAPHS[each]] == info["model_sha"]]
         if not precisions or (info["embedding_space"], info["max_input_length"]) != (spec.space, spec.max_tokens):

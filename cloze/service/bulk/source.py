@@ -1,8 +1,8 @@
-"""Input files: finding them, and reading their rows in parts of a fixed number of rows.
+"""Find input files, and read their rows in parts of a fixed number of rows.
 
-The ending of its name says what a file is: .parquet, or .jsonl, .csv, .tsv and .txt, also compressed: .gz, .bz2, .xz or
-.zst. A row of a .txt is a line. Part n of a file always has the same rows, so that a job can go on where another one
-ended. A row that cannot be read, such as a line that is not JSON, is returned with the reason.
+The ending of a file's name decides its kind: .parquet, or .jsonl, .csv, .tsv or .txt, which may be compressed: .gz,
+.bz2, .xz or .zst. A row of a .txt is a line. Part n of a file always has the same rows, so that a job can resume where
+an earlier one stopped. A row that cannot be read, such as a line that is not JSON, is returned with the reason.
 """
 
 import glob
@@ -28,11 +28,11 @@ from cloze.encoding.rows import COMPRESSIONS, ENDINGS, SEPARATORS, Row, RowsErro
 from cloze.service.bulk.embed import check_columns
 
 BUFFER: Final = 2**16  # bytes
-FOOTERS: Final = 16  # read at once
-DEEPEST: Final = 100  # lists and objects in one another
-SAMPLE: Final = 1000  # rows of a file of text that decide its columns
+FOOTERS: Final = 16  # of parquet files, read at once
+DEEPEST: Final = 100  # levels of nested lists and objects
+SAMPLE: Final = 1000  # first rows of a text file, which decide its columns
 PARQUET: Final = ".parquet"
-KINDS: Final[tuple[tuple[Callable[[pa.DataType], bool], type | tuple[type, ...]], ...]] = (  # of a value of JSON
+KINDS: Final[tuple[tuple[Callable[[pa.DataType], bool], type | tuple[type, ...]], ...]] = (  # of JSON values
     (pa.types.is_string, str),
     (pa.types.is_boolean, bool),
     (pa.types.is_integer, int),
@@ -53,14 +53,14 @@ class File(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A row without a vector, by its id, and why."""
+    """The id of a row without a vector, and the reason."""
 
     id: str
     reason: str
 
 
 class Part(NamedTuple):
-    """Rows of one file: `table` has those that could be read. They take about `bytes` of the file."""
+    """Rows of one file. `table` has the readable ones. The part takes about `bytes` bytes of the file."""
 
     file: int
     number: int
@@ -71,7 +71,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Files of the same columns. `schema` has the columns that are kept; a column `id` is added where none is named."""
+    """Files with the same columns. `schema` has the columns to keep; a column `id` is added if none is named."""
 
     filesystem: fs.FileSystem
     files: tuple[File, ...]
@@ -91,10 +91,10 @@ class Source:
         rows_per_part: int = 8192,
         out: str = "",
     ) -> "Source":
-        """Find a file, the files of a folder or of a pattern, or those of a URL such as s3://bucket/folder.
+        """Find a file, the files in a folder, those that match a pattern, or those at a URL such as s3://bucket/folder.
 
-        Those in the folder `out`, which the job writes, are none of them. The first file with rows decides the columns.
-        Raises SourceError where there is none, and OptionError where it does not have these columns.
+        Files in the folder `out`, where the job writes, are not input. The first file with rows decides the columns.
+        Raises SourceError if there is none, and OptionError if it does not have these columns.
         """
         filesystem, files = _find(location, out)
         found = next(filter(None, (_columns(filesystem, file.path) for file in files)), None)
@@ -112,14 +112,14 @@ class Source:
         return cls(filesystem, files, schema, text_column, id_column, rows_per_part)
 
     def parts(self, file: int, skip: Callable[[int], bool] = lambda number: False) -> Iterator[Part]:
-        """Yield the parts of a file, less those that `skip` names. Raises SourceError where it cannot be read."""
+        """Yield the parts of a file, except those that `skip` names. Raises SourceError if it cannot be read."""
         path = self.files[file].path
         with _opened(self.filesystem, path) as raw:
             read = self._parquet_parts if _is_parquet(path) else self._text_parts
             yield from read(file, raw, skip)
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides which rows a part has, for the output folder's record of the job."""
+        """Return what determines the rows of each part, for the output folder's record of the job."""
         return {
             "id_column": self.id_column,
             "rows_per_file": self.rows_per_part,
@@ -167,7 +167,7 @@ class Source:
             number, start = number + 1, end
 
     def _table(self, file: int, first: int, rows: list[Row]) -> tuple[pa.Table, list[Failure]]:
-        """Return the rows as a table, and those that are not like the others. `first` is the first row's index."""
+        """Return the rows as a table, and the failures of those that do not fit. `first` is the first row's index."""
         reasons = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
         reasons |= self._mismatches(rows, reasons, _fits)
         try:
@@ -186,7 +186,7 @@ class Source:
     def _mismatches(
         self, rows: list[Row], reasons: Container[int], fits: Callable[[Any, pa.DataType], bool]
     ) -> dict[int, str]:
-        """Return why a value of a row does not fit its column, by the row's index."""
+        """Return the reason why a value does not fit its column, by the index of its row."""
         found: dict[int, str] = {}
         for field in self.schema:
             for index, row in enumerate(rows):
@@ -202,7 +202,7 @@ class Source:
 
 
 def _fits(value: Any, column_type: pa.DataType) -> bool:
-    """Whether a value of JSON is of a type. pyarrow converts 2.5 to the integer 2, and a text to a list of letters."""
+    """Whether a JSON value has a type. pyarrow would convert 2.5 to the integer 2, and a text to a list of letters."""
     if value is None:
         return True
     if pa.types.is_list(column_type):
@@ -251,10 +251,12 @@ def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
 
 
 def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
-    """Return what a location names: all known files of a folder, but a file or a pattern whatever it is called."""
+    """Return the files that a location names: all known files of a folder, or the file or the matches of a pattern even
+    if their kind is unknown.
+    """
     pattern = list[str]()
     if "://" in location:
-        address, mark, query = location.partition("?")  # of which s3:// has its endpoint
+        address, mark, query = location.partition("?")  # s3:// may have its endpoint in the query
         fixed, star, _ = address.partition("*")
         folder = fixed.rpartition("/")[0] if star else address
         filesystem, path = fs.FileSystem.from_uri(f"{folder}{mark}{query}")
@@ -280,7 +282,7 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
 
 
 def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path are those of a pattern, of which `**` stands for any number, and none for hidden."""
+    """Whether the parts of a path match those of a pattern. `**` matches any number of parts, no `*` hidden ones."""
     if not pattern or not path:
         return not path and all(part == "**" for part in pattern)
     hidden = path[0].startswith(".") and not pattern[0].startswith(".")
@@ -294,7 +296,7 @@ def _is_known(path: str) -> bool:
 
 
 def _is_parquet(path: str) -> bool:
-    return path.lower().endswith(PARQUET)  # which compresses its columns itself
+    return path.lower().endswith(PARQUET)  # parquet compresses its own columns
 
 
 def _hidden(path: str) -> bool:
@@ -302,9 +304,9 @@ def _hidden(path: str) -> bool:
 
 
 def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[[Sequence[str]], pa.Schema]] | None:
-    """Return the columns of a file, and what gives the types of some of them; of a .jsonl its first rows decide.
+    """Return the columns of a file, and a function to get the types of some of them; a .jsonl's first rows decide.
 
-    None of a file of texts without rows, as a partition may be.
+    Return None for a text file without rows, such as an empty partition.
     """
     if _is_parquet(path):
         with _opened(filesystem, path) as raw:
@@ -322,7 +324,7 @@ def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[
 
 
 def _sample(filesystem: fs.FileSystem, path: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the first rows that can be read, with their lines. Raises SourceError where none of them can be."""
+    """Return the readable ones of the first rows, with their line numbers. Raises SourceError if no row is readable."""
     with _opened(filesystem, path) as raw:
         rows = list(islice(read_rows(uncompressed(io.BufferedReader(raw, BUFFER), path), path), SAMPLE))
     records = [(line, row) for line, row in rows if not isinstance(row, str)]
@@ -348,13 +350,13 @@ def _check_parquet(filesystem: fs.FileSystem, paths: Sequence[str], schema: pa.S
 
 
 def _is_text(column_type: pa.DataType) -> bool:
-    """Whether a column holds texts, in one of the ways that parquet's writers have."""
+    """Whether a column holds texts, in one of the types that parquet writers use."""
     kind = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _as_in(schema: pa.Schema, table: pa.Table) -> pa.Table:
-    """Return the columns of a schema, of its types; texts may be held in another way."""
+    """Return the columns of a schema, cast to its types; the table may have another text type."""
     columns = [table.column(field.name).cast(field.type) for field in schema]
     return pa.table(columns, schema=schema)
 
@@ -376,9 +378,9 @@ def _opened(filesystem: fs.FileSystem, path: str) -> Iterator[pa.NativeFile]:
 
 
 def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
-    """Return the type of most values of one column, so that a stray value fails its own row only.
+    """Return the type of most values of a column, so that a stray value fails only its own row.
 
-    Raises SourceError where these have none together.
+    Raises SourceError if those values have no common type.
     """
     kinds = [type(value) for _, value in values if value is not None]
     commonest = max(dict.fromkeys(kinds), key=kinds.count, default=str)
@@ -407,7 +409,7 @@ def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
 
 
 def _texts_for_null(column_type: pa.DataType) -> pa.DataType:
-    """Return a type with texts where the first rows had no value, such as in an empty list."""
+    """Return the type, with text as the type of values that the first rows did not have, such as in an empty list."""
     if pa.types.is_null(column_type):
         return pa.string()
     if pa.types.is_list(column_type):
@@ -419,7 +421,7 @@ def _texts_for_null(column_type: pa.DataType) -> pa.DataType:
 
 
 def _common(values: list[Any]) -> pa.DataType | None:
-    """Return a type of all the values; None where there is none."""
+    """Return the common type of the values; None if there is none."""
     try:
         return pa.array(values).type
     except OverflowError:  # wider than int64
@@ -431,7 +433,7 @@ def _common(values: list[Any]) -> pa.DataType | None:
 
 
 def _depth(column_type: pa.DataType) -> int:
-    """How deep lists and objects are nested, a level at a time."""
+    """How deep lists and objects are nested, computed level by level."""
     depth, level = 0, [column_type]
     while level:
         depth, level = depth + 1, [kind.field(index).type for kind in level for index in range(kind.num_fields)]

@@ -13,16 +13,16 @@ import ray
 
 from cloze.encoding.errors import OptionError
 
-MOST_CPUS: Final = 4  # of a worker whose CPUs are not given
+MOST_CPUS: Final = 4  # of a worker, if not given
 WAIT_SECONDS: Final = 600.0  # starting a machine and its container takes minutes
 POLL_SECONDS: Final = 1.0
 
-Node = dict[str, float]  # what a node has of each resource
+Node = dict[str, float]  # the amount of each resource on a node
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one actor gets, how many actors there are at first, and at most where the cluster grows."""
+    """The resources of one actor, the number of actors at first, and the most if the cluster grows."""
 
     cpus: int
     gpus: float
@@ -31,10 +31,10 @@ class Resources:
 
 
 def resources(cpus: int, gpus: float, max_actors: int, *, wait: bool) -> Resources:
-    """Share the cluster between actors. 0 CPUs means those of the smallest node, at most 4; 0 actors, any number.
+    """Share the cluster between actors. 0 CPUs means those of the smallest node, at most 4; 0 actors means any number.
 
     Nodes with less than one CPU have no workers. If no node has room for one, `wait` asks the cluster for such a node
-    and waits for it. Raises OptionError if there is none at last.
+    and waits for it. Raises OptionError if there is still none.
     """
     nodes = _nodes()
     if wait and not _room(nodes, cpus, gpus):
@@ -52,7 +52,7 @@ def _nodes() -> list[Node]:
 
 
 def _cpus(nodes: list[Node], cpus: int) -> int:
-    """Return the CPUs of a worker; by default those of the smallest node that has one at all."""
+    """Return the CPUs of a worker; by default those of the smallest node that has at least one."""
     return cpus or min([MOST_CPUS, *(int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1)])
 
 

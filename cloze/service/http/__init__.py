@@ -1,1 +1,1 @@
-"""The service over HTTP: middleware, routes and what they take and give."""
+"""The service over HTTP: middleware, routes, and their request and response bodies."""

@@ -29,7 +29,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Keys(dict[bytes, Client]):
     """The clients, by the digests of their keys. Two keys may share a name while one replaces the other.
 
-    The requests of a client of the class bulk are bulk, whatever they ask for.
+    The requests of a client in the class bulk are always bulk, whatever priority they ask for.
     """
 
     @classmethod
@@ -76,8 +76,8 @@ class Keys(dict[bytes, Client]):
 class Authentication:
     """Which paths need which key.
 
-    Paths that match a pattern in `public` need none when they are read (GET, HEAD); `*` matches any text. Without API
-    keys the service is open; paths under /admin/ always need an admin key.
+    Paths that match a pattern in `public` need no key for GET and HEAD; `*` matches any text. Without API keys the
+    service is open; paths under /admin/ always need an admin key.
     """
 
     keys: Keys
@@ -85,9 +85,9 @@ class Authentication:
     public: Sequence[str]
 
     def client(self, scope: Scope, path: str) -> Client | None:
-        """Return whose key the request has; None where the request needs no key. Raises Unauthorized.
+        """Return the client whose key the request has; None if the request needs no key. Raises Unauthorized.
 
-        `path` is the path that the client asked for, which decides what is needed.
+        `path` is the path that the client requested, which decides which key is needed.
         """
         sent = Headers(scope=scope).getlist("authorization")
         if len(sent) > 1:
@@ -104,7 +104,7 @@ class Authentication:
 
 
 def _read_setting(setting: str) -> Iterator[tuple[str, str, str, Priority]]:
-    """Yield what an error calls each key, its name, the key and its class; a stray comma is ignored."""
+    """Yield for each key its label in errors, its name, the key and its class. Stray commas are ignored."""
     words = [word.strip() for word in setting.split(",") if word.strip()]
     if setting and not words:
         raise OptionError("the setting of the API keys contains no key; write at least one, or unset it")
@@ -121,7 +121,7 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str, Priority]]:
     except OSError as error:
         raise OptionError(f"cannot read the API keys in {file}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise OptionError(f"{file} is not UTF-8 text; write one API key per line") from None  # the error has the keys
+        raise OptionError(f"{file} is not UTF-8 text; write one API key per line") from None  # the error shows the keys
     keys = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
     if not keys:
         raise OptionError(f"{file} contains no API key; write one per line, or unset the setting")

@@ -113,7 +113,7 @@ def _as_json(body: CohereRequest, texts: list[str], embeddings: Embeddings, iden
 
 
 def _texts(body: CohereRequest) -> tuple[list[str], str]:
-    """Return the texts, and the field that they came in. Raises EmptyInput and ValidationFailed."""
+    """Return the texts, and the field that contained them. Raises EmptyInput and ValidationFailed."""
     if body.images or body.input_type == "image":
         raise ValidationFailed("images cannot be embedded; send texts")
     if body.texts and body.inputs:

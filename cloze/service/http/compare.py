@@ -86,9 +86,9 @@ async def search(body: SearchRequest, context: Context) -> Response:
 
 
 def _meaning(model: Model, calibrated: bool, parts: list[Part]) -> Callable[[Array], Array]:
-    """Return what turns cosines into the answer's numbers.
+    """Return the function that turns cosines into the response's numbers.
 
-    Raises ValidationFailed where the model has no curve, or none of cosines between texts in these templates.
+    Raises ValidationFailed if the model has no calibration curve, or none for texts in these templates.
     """
     if not calibrated:
         return lambda cosines: cosines
@@ -112,7 +112,7 @@ def _meaning(model: Model, calibrated: bool, parts: list[Part]) -> Callable[[Arr
 
 
 def _ranked(body: SearchRequest, cosines: Array, meaning: Callable[[Array], Array]) -> bytes:
-    """Write the best texts by their cosines; equal ones keep the order of the texts."""
+    """Return the best texts by cosine, as JSON. Texts with equal cosines keep their order."""
     scores = meaning(cosines)
     best = np.argsort(-cosines, kind="stable")[: body.top_k]
     if body.threshold is not None:

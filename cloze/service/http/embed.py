@@ -1,4 +1,4 @@
-"""POST /embed, and what every route that embeds texts shares: embedding for a request."""
+"""POST /embed, and the embedding step that every route with texts shares."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,7 +69,7 @@ async def embed_chunks(
     model: Model,
     in_format: Callable[[Array, Format], Iterable[bytes] | Raw],
 ) -> Response:
-    """Answer with a list of chunks for each text, in JSON, or in the format with the mean of its chunks' vectors."""
+    """Respond with a JSON list of chunks for each text, or with the mean of its chunks' vectors in the format."""
     if not isinstance(inputs[0], str):
         raise ValidationFailed("token ids cannot be cut into chunks; send texts")
     texts, template = cast(Sequence[str], inputs), named_template(context, model, body.prompt_name)
@@ -101,7 +101,7 @@ async def embed_chunks(
 async def _cut(
     texts: Sequence[str], encoder: TextEncoder, tokens: int, overlap: int, context: RequestContext
 ) -> list[list[Chunk]]:
-    """Cut each text, some at a time in a worker thread. Raises ValidationFailed where the chunks are too many."""
+    """Cut the texts, some at a time in a worker thread. Raises ValidationFailed if there are too many chunks."""
     limit = context.services.settings.max_client_batch_size
 
     def cut(part: Sequence[str], room: int, first: int) -> list[list[Chunk]]:
@@ -129,7 +129,7 @@ async def _cut(
 
 
 def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:
-    """Return the most tokens of a chunk. Raises ValidationFailed."""
+    """Return the maximum number of tokens of a chunk. Raises ValidationFailed."""
     tokens = encoder.text_tokens if chunking.tokens is None else chunking.tokens
     if tokens > encoder.text_tokens:
         raise ValidationFailed(f"chunk.tokens is {tokens}; at most {encoder.text_tokens} fit into the template")
@@ -151,7 +151,7 @@ def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) ->
 
 
 def check_dimensions(dimensions: int | None, model: Model, field: str = "dimensions") -> None:
-    """Raise ValidationFailed where more dimensions are asked for, in the body's `field`, than there are."""
+    """Raise ValidationFailed if the body's `field` asks for more dimensions than the model has."""
     limit = model.dimension
     if dimensions is not None and dimensions > limit:
         raise ValidationFailed(f"{field} is {dimensions}; the model has {limit}: ask for that or fewer", field)
@@ -164,9 +164,9 @@ async def embed(
     options: EncodingOptions,
     field: Callable[[int], str] | None = None,
 ) -> Embeddings:
-    """Embed for the client of this request, and record how much it was.
+    """Embed for the client of this request, and record the numbers of texts and tokens.
 
-    `field` returns what an error calls the input at an index: the field of the body that the client sent.
+    `field` returns the name that an error gives the input at an index: the field of the body that the client sent.
     """
     services, record = context.services, context.record
     record.texts = sum(len(part.inputs) for part in parts)

@@ -1,4 +1,4 @@
-"""Errors as responses over HTTP: the body in the shape of the route's clients, and OpenAPI's description of it."""
+"""Errors as HTTP responses: the body in the shape that the route's clients expect, and its OpenAPI description."""
 
 from http import HTTPStatus
 from typing import Any, Final
@@ -25,7 +25,7 @@ from cloze.service.errors import (
 from cloze.service.monitoring.logs import current_request
 from cloze.service.routes import Shape, meant, shape_of
 
-TAGS: Final = (  # pydantic names the member of a union that it tried
+TAGS: Final = (  # parts of an error's location that only name the union member that pydantic tried
     *("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists"),
     *("str", "list[str]", "list[int]", "list[list]"),
 )
@@ -68,7 +68,7 @@ BODIES: Final[dict[Shape, type[BaseModel]]] = {
 
 
 def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI's responses of these statuses, by default of all that a request with texts can get."""
+    """Return the OpenAPI responses for these statuses, by default for all that a request with texts can get."""
     descriptions = {
         entry.status: entry.description for entry in ERROR_RESPONSES.values() if entry.status != 409 or 409 in statuses
     }
@@ -87,7 +87,7 @@ def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """Find the response of the nearest class; INTERNAL where there is none."""
+    """Find the response for the error's nearest class; INTERNAL if there is none."""
     if isinstance(error, HTTPException):
         return ErrorResponse(error.status_code, ROUTING.get(error.status_code, OTHER_STATUS), error.detail)
     if isinstance(error, RequestValidationError):
@@ -108,7 +108,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
 
 
 def response_to(error: Exception, *, shape: Shape, where: str = "", docs: bool = False) -> Response:
-    """Make the response, in the shape of the route's clients. `where` is the method and path that was asked for."""
+    """Make the response, in the shape of the route's clients. `where` is the requested method and path."""
     known = error_response(error)
     status = 500 if shape != "native" and isinstance(error, BackendFailed) else known.status
     if shape == "openai" and status == INVALID.status:
@@ -124,7 +124,7 @@ def response_to(error: Exception, *, shape: Shape, where: str = "", docs: bool =
 
 
 def _param(error: Exception) -> str | None:
-    """Return the field of OpenAI's request that is wrong, where it is known."""
+    """Return the wrong field of OpenAI's request, if it is known."""
     if isinstance(error, RequestValidationError):
         return next((str(detail["loc"][1]) for detail in error.errors() if len(detail["loc"]) > 1), None)
     if isinstance(error, TextError | EmptyInput):
@@ -146,7 +146,7 @@ def _message(error: Exception, known: ErrorResponse, where: str, docs: bool) -> 
 
 
 def _field(detail: dict[str, Any]) -> str:
-    """Name the field, as in `inputs.sentences[3]: …`; values are left out, for they are texts."""
+    """Name the field, as in `inputs.sentences[3]: …`; values are omitted, because they are texts."""
     path = ""
     for part in detail["loc"][1:]:
         if part not in TAGS:

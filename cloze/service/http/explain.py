@@ -1,4 +1,4 @@
-"""POST /explain: which words make two texts similar. Each is left out in turn, and the cosine is computed again."""
+"""POST /explain: which words make two texts similar. Each is removed in turn, and the cosine is computed again."""
 
 import re
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ MAX_EXPLAINED_WORDS: Final = 256  # of both texts: each is one more text to embe
 MAX_EXPLAINED_CHARACTERS: Final = 2**14  # of both texts: they are tokenised once for each word
 
 MARKS: Final = r"\s!-/:-@\[-`{-~«»¿¡‐-‧‹-⁞、-〟！-／：-＠،؛؟।"  # white space and punctuation
-WORD: Final = re.compile(rf"[^{MARKS}]+(?:['’.,‐-][^{MARKS}]+)*")  # don't, 3.5 and e-mail are one word
+WORD: Final = re.compile(rf"[^{MARKS}]+(?:['’.,‐-][^{MARKS}]+)*")  # don't, 3.5 and e-mail are one word each
 
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
@@ -57,7 +57,7 @@ def most_words(settings: Settings) -> int:
 
 
 def without(text: str, word: Word) -> str:
-    """Leave a word out, and the white space that would then be double, at an end, or before punctuation."""
+    """Remove a word, and the white space that would then be double, at an end, or before punctuation."""
     before, after = text[: word.start], text[word.stop :]
     if before[-1:].isspace() and after[:1].isspace():
         return before + after.lstrip() if after.strip() else before.rstrip()
@@ -65,7 +65,7 @@ def without(text: str, word: Word) -> str:
 
 
 def _words(texts: list[str], limit: int) -> list[list[Word]]:
-    """Find the words of each text. Raises ValidationFailed where they are too many."""
+    """Find the words of each text. Raises ValidationFailed if there are too many."""
     if (characters := sum(map(len, texts))) > MAX_EXPLAINED_CHARACTERS:
         raise ValidationFailed(
             f"the two texts have {characters} characters; at most {MAX_EXPLAINED_CHARACTERS} are explained: "
@@ -78,7 +78,7 @@ def _words(texts: list[str], limit: int) -> list[list[Word]]:
 
 
 def _as_json(texts: list[str], words: list[list[Word]], owners: list[int], vectors: Vectors) -> bytes:
-    """`vectors` are those of the two texts, then of each text of `owners` without one of its words."""
+    """`vectors` has those of the two texts, then for each entry of `owners` that of its text without one word."""
     left, right = [0, *range(2, len(vectors))], [1, *(1 - owner for owner in owners)]
     cosine, *others = pair_cosines(vectors[left], vectors[right]).tolist()
     changes = iter([other - cosine for other in others])

@@ -2,7 +2,7 @@
 
 Plain ASGI, around the whole application. A path under `/models/NAME` and an unversioned path of OpenAI's are rewritten
 to the one route that serves them (service/routes.py); `cloze.model` in the scope is the model that the path names. A
-route with a JSON body is called from here: the way through FastAPI's own layers takes longer than a short text.
+route with a JSON body is called directly from here, because FastAPI's own layers take longer than a short text.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RequestMiddleware:
-    """Only POSTs are admitted by count, and all but admin requests have a deadline: a full service answers probes."""
+    """Only POSTs need admission, so a full service still answers probes. All but admin requests have a deadline."""
 
     app: ASGIApp
     routes: Mapping[str, JSONRoute]  # by path
@@ -84,7 +84,7 @@ class _Exchange:
     _body_read: bool = False
     _watched: bool = False  # for a disconnect
     _answered: bool = False
-    _reason: Callable[[], Exception] | None = None  # makes the error for which the request is cancelled
+    _reason: Callable[[], Exception] | None = None  # makes the error that is the reason for cancelling the request
     _watches: list["asyncio.TimerHandle | asyncio.Task[None]"] = field(default_factory=list)
 
     async def serve(self) -> None:
@@ -126,7 +126,7 @@ class _Exchange:
             await middleware.app(self.scope, self.receive, self.send)
             return
         if self.scope["method"] != "POST":
-            self._body_read = True  # no route reads one
+            self._body_read = True  # no route reads a body
             await self._run_within_limits()
             return
         self.request.client = _in_class(self.request.client, self.scope)
@@ -136,9 +136,9 @@ class _Exchange:
             await self._run_within_limits()
 
     async def _run_within_limits(self) -> None:
-        """Run the route; cancel it at its limits of time, and when its client disconnects.
+        """Run the route. Cancel it at its time limits, or when its client disconnects.
 
-        The time starts with the request's head, so it includes the time in which the body arrives.
+        The time starts with the request's head, so it includes receiving the body.
         """
         seconds, running = _deadline(self.scope, self.middleware.settings.request_seconds), asyncio.current_task()
         began = asyncio.get_running_loop().time() - (perf_counter() - self.request.started)
@@ -155,14 +155,14 @@ class _Exchange:
                 watch.cancel()
 
     def _look_later(self, running: "asyncio.Task[object] | None", seconds: float, began: float) -> None:
-        """Look in a while, at the next limit at the latest, and never from the running task itself."""
+        """Schedule the next `_look`, at the latest for the next limit. The request's own task never runs it."""
         loop = asyncio.get_running_loop()
         remaining = began + self._limit(seconds) - loop.time()
         wait = max(0.0, min(remaining, DAY if self._watched else LOOK))
         self._watches.append(loop.call_later(wait, self._look, running, seconds, began))
 
     def _look(self, running: "asyncio.Task[object] | None", seconds: float, began: float) -> None:
-        """Cancel the running task at a limit, or look again; once the body has been read, watch for a disconnect."""
+        """Cancel the running task at a limit, or look again. Once the body has been read, watch for a disconnect."""
         limit = self._limit(seconds)
         if asyncio.get_running_loop().time() >= began + limit:
             self._stop(running, partial(_too_late, limit, body=limit != seconds))
@@ -173,14 +173,14 @@ class _Exchange:
         self._look_later(running, seconds, began)
 
     def _limit(self, seconds: float) -> float:
-        """Seconds from the beginning: those of the body until it has been read, and those of the request."""
+        """The limit in seconds from the beginning: the request's, and the body's until the body has been read."""
         return min(seconds, math.inf if self._body_read else self.middleware.settings.body_seconds)
 
     async def _watch(self, running: "asyncio.Task[object] | None") -> None:
         """Cancel the request when its client disconnects, so that its texts leave the queue."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self._answered:  # a disconnect is received behind a complete answer too
+        if not self._answered:  # a disconnect is also received after a complete response
             self._stop(running, ClientDisconnect)
 
     def _stop(self, running: "asyncio.Task[object] | None", reason: Callable[[], Exception]) -> None:
@@ -194,7 +194,7 @@ class _Exchange:
             await self.middleware.app(self.scope, self.receive, self.send)
             return
         if self.middleware.traced:
-            span = get_current_span()  # which FastAPI's router would name
+            span = get_current_span()  # FastAPI's router, which is not called, would name it
             span.update_name(f"{self.scope['method']} {route.path}")
             span.set_attribute("http.route", route.path)
         response = await route.serve(Request(self.scope, self.receive))
@@ -203,18 +203,18 @@ class _Exchange:
 
     @property
     def _declared(self) -> int:
-        """Return the bytes of the body by its header; 0 where it has none."""
+        """Return the size of the body in bytes by its content-length header; 0 without one."""
         length = headers_of(self.scope).get("content-length", "")
         return int(length) if length.isdecimal() else 0
 
     async def receive(self) -> Message:
-        """Receive a part of the body, within its limit of size where a route reads it."""
+        """Receive a part of the body, within the size limit if a route reads it."""
         message = await (self._receive_within_limit() if self.scope["method"] == "POST" else self._receive())
         self._body_read |= message["type"] == "http.request" and not message.get("more_body")
         return message
 
     async def _receive_within_limit(self) -> Message:
-        """Discard a body that is too large, up to DISCARD times the limit, and raise BodyTooLarge at the end of it."""
+        """Discard a body that is too large, up to DISCARD times the limit, and then raise BodyTooLarge."""
         limit, declared = self.middleware.settings.payload_limit, self._declared
         while max(declared, self._received) <= DISCARD * limit:
             message = await self._receive()
@@ -237,15 +237,15 @@ class _Exchange:
             return
         if len(message.get("body", b"")) > SMALL:
             await self._send({**message, "more_body": True})
-            message = {"type": "http.response.body"}  # sent when the client has taken most of the answer
+            message = {"type": "http.response.body"}  # sent when the client has read most of the response
         await self._send(message)
         self._answered = True
         self.middleware.traffic.answered += 1
 
     async def _discard(self) -> None:
-        """Read the body of a refused request whose client closes the connection after it, within the limits of a body.
+        """Read the body of a refused request whose connection closes afterwards, within the limits of a body.
 
-        Closing it over bytes that were not read would reset it, and the client would lose the answer.
+        Closing a connection with unread bytes would reset it, and the client would lose the response.
         """
         headers, settings = headers_of(self.scope), self.middleware.settings
         closes = self.scope.get("http_version") == "1.0" or headers.get("connection", "").lower() == "close"
@@ -264,9 +264,9 @@ class _Exchange:
         await response(self.scope, self.receive, self.send)
 
     async def _abort(self, error: Exception) -> None:
-        """Close the connection on which an answer has begun: its client learns of the error, and its bytes are freed.
+        """Abort the connection if a response has begun, so that its client sees the error and its bytes are freed.
 
-        A client that does not read would keep both for as long as it likes.
+        Otherwise a client that does not read could keep the connection and the bytes indefinitely.
         """
         known = error_response(error)
         self._status, self.request.error_type = known.status, known.error_type
@@ -305,7 +305,7 @@ def _too_late(seconds: float, *, body: bool) -> Exception:
 
 
 def _in_class(client: Client, scope: Scope) -> Client:
-    """Return the client in the class that its request's `x-priority` says; one whose key is bulk stays in it."""
+    """Return the client in the class that its request's `x-priority` names. A client whose key is bulk stays bulk."""
     priority = headers_of(scope).get("x-priority", client.priority)
     if priority not in STRIDES:
         raise ValidationFailed(f"the header x-priority is {priority!r:.50}; write interactive, the default, or bulk")
@@ -313,7 +313,7 @@ def _in_class(client: Client, scope: Scope) -> Client:
 
 
 def _deadline(scope: Scope, limit: float) -> float:
-    """Return the seconds that a request has: the setting's, or fewer where its `x-request-timeout` says so."""
+    """Return the seconds that a request has: the setting's, or fewer if its `x-request-timeout` says so."""
     header = headers_of(scope).get("x-request-timeout")
     if header is None:
         return limit

@@ -1,6 +1,6 @@
 """Web pages: the playground at / with its files under /playground/, and the API reference at /docs.
 
-Both load files of this machine only, never of a CDN, and call no other service.
+Both load files from this machine only, never from a CDN, and call no other service.
 """
 
 import mimetypes

@@ -51,7 +51,7 @@ async def predict(body: PredictRequest, context: Context) -> Response:
 
 
 def _heads(model: Model, requested: str | list[str] | None) -> dict[str, ClassifierHead]:
-    """Return the heads by name. Raises ValidationFailed where the model has no such head."""
+    """Return the heads by name. Raises ValidationFailed if the model has no such head."""
     if model.bridge and any(name.startswith(f"{HEAD_FOLDER}/") for name in model.bundle.spec.files):
         raise ValidationFailed(
             f"the heads of model {model.name} do not fit the vectors that its bridge gives; serve it without --bridge"

@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol for this service.
 
-An offer to upgrade is ignored, a head has limits of size and time, and a request can abort its connection.
+It ignores offers to upgrade, limits the size and time of a request's head, and lets a request abort its connection.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 ABORT: Final = "cloze.abort"  # extension of the scope
-SMALL: Final = 32_768  # bytes of a part of an answer for which nothing waits; the transport lets twice as many wait
+SMALL: Final = 32_768  # bytes of a response part that is sent without waiting; the transport buffers twice as many
 MAX_HEAD: Final = 65_536  # bytes of a request's first line and headers, or of a chunked body's trailers
-MAX_WAITING: Final = 100  # requests of one connection that wait for the answers of those before them
-UNREAD: Final = 10.0  # seconds that a connection which is closed waits for a client that does not read
-OFFER: Final = (b"upgrade", b"http2-settings")  # headers, and what `connection` says of them
+MAX_WAITING: Final = 100  # requests of one connection that wait for the responses to earlier ones
+UNREAD: Final = 10.0  # seconds that a closing connection waits for a client that does not read
+OFFER: Final = (b"upgrade", b"http2-settings")  # headers, and options of `connection` that name them
 
 
 def _refusal(status: str, media_type: str, body: bytes) -> bytes:
-    """An answer of the protocol's own, behind which the connection is closed."""
+    """A response by the protocol itself, after which the connection is closed."""
     fields = [f"HTTP/1.1 {status}", f"content-type: {media_type}", f"content-length: {len(body)}", "connection: close"]
     return "\r\n".join([*fields, "", ""]).encode() + body
 
@@ -35,9 +35,9 @@ TOO_LARGE: Final = _refusal(
 
 
 class _Together:
-    """A transport that sends small parts together at the end of the loop's turn: an answer's head with its body.
+    """A transport that joins small writes of one turn of the event loop, such as a response's head and body.
 
-    That saves a system call, and the client a read. A large part is not held back, so that the transport can say how
+    That saves a system call, and the client a read. A large part is written at once, so that the transport knows how
     much of it waits for the client.
     """
 
@@ -62,16 +62,16 @@ class _Together:
         self._send()
         self._transport.close()
         if self._transport.get_write_buffer_size():
-            self._loop.call_later(UNREAD, self._transport.abort)  # of one that has ended it does nothing
+            self._loop.call_later(UNREAD, self._transport.abort)  # does nothing if the connection has ended
 
     def _send(self) -> None:
-        if self._parts and not self._transport.is_closing():  # its client may have left since
+        if self._parts and not self._transport.is_closing():  # its client may have disconnected since
             self._transport.write(b"".join(self._parts))
         self._parts.clear()
 
 
 class _Flow(FlowControl):
-    """Reads nothing while requests wait: the one before them has its whole body, and what comes takes memory."""
+    """Pauses reading while requests wait: the one before them has its complete body, and more input takes memory."""
 
     def __init__(self, transport: asyncio.Transport, protocol: "Protocol") -> None:
         super().__init__(transport)
@@ -83,18 +83,18 @@ class _Flow(FlowControl):
 
 
 class Protocol(HttpToolsProtocol):
-    """A server may ignore what `upgrade` offers (RFC 9110, section 7.8); httptools would leave out the body then.
+    """A server may ignore what `upgrade` offers (RFC 9110, section 7.8), but httptools would then skip the body.
 
-    httptools copies what it has of a header's line with each read, in quadratic time, and knows no limit.
+    With each read, httptools copies what it has of a header line, in quadratic time and without a limit.
     """
 
-    head_seconds = 60.0  # from the connection, or the first bytes of a head, to its end
+    head_seconds = 60.0  # from the connection, or from the first bytes of a head, to the end of the head
     _head = 0  # bytes since the last head, or part of a body, was complete
-    _begun = False  # a head that is not complete
-    _in_body = False  # and so in its trailers
-    _late: asyncio.TimerHandle | None = None  # closes the connection of a head that does not end
-    _running: RequestResponseCycle | None = None  # the request that is served; those behind it wait in `pipeline`
-    _refused: bytes | None = None  # the answer to what cannot be read, behind those to the requests before it
+    _begun = False  # whether a head has begun that is not complete
+    _in_body = False  # which includes its trailers
+    _late: asyncio.TimerHandle | None = None  # closes the connection if a head does not end
+    _running: RequestResponseCycle | None = None  # the request being served; later ones wait in `pipeline`
+    _refused: bytes | None = None  # the response to unreadable input, sent after those to earlier requests
 
     def connection_made(self, transport: Any) -> None:
         self._pieces = list[bytes]()  # of a body
@@ -105,7 +105,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        super().connection_lost(exc)  # which tells the last request that came, and not the one before it that is served
+        super().connection_lost(exc)  # notifies the last request received, not an earlier one that is being served
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -116,12 +116,12 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}  # a fresh scope of this request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_body:  # and not a trailer (RFC 9110, section 6.5.1)
+        if not self._in_body:  # trailers are ignored (RFC 9110, section 6.5.1)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Raises HttpParserError for a body in a coding that nothing here undoes, for too many waiting requests, and
-        for too large a head that came in one read.
+        """Raises HttpParserError for a transfer coding other than chunked, for too many waiting requests, and for too
+        large a head that arrived in one read.
         """
         self._begun, self._in_body = False, True
         if len(self.url) + sum(map(len, chain.from_iterable(self.headers))) > MAX_HEAD:
@@ -136,7 +136,7 @@ class Protocol(HttpToolsProtocol):
             raise httptools.HttpParserError("too many requests at once")
         if not self._offered:
             super().on_headers_complete()
-            if self.parser.get_method() == b"CONNECT":  # of which httptools leaves out what follows
+            if self.parser.get_method() == b"CONNECT":  # httptools skips what follows it
                 self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
@@ -157,10 +157,10 @@ class Protocol(HttpToolsProtocol):
         self._pieces.append(body)  # a chunk may have a single byte
 
     def _take_body(self) -> None:
-        """Take what one read brought of a body."""
+        """Pass on the parts of a body that one read brought."""
         if self._pieces:
             self._head = 0
-            self._stop_waiting()  # a read of a chunk's framing alone looked like the beginning of a head
+            self._stop_waiting()  # a read with only a chunk's framing looked like the beginning of a head
             super().on_body(b"".join(self._pieces))
             self._pieces.clear()
 
@@ -172,13 +172,13 @@ class Protocol(HttpToolsProtocol):
             self.cycle.more_body = False
         elif not self._offered:
             super().on_message_complete()
-            if not self.parser.should_keep_alive():  # by a trailer, behind which nothing more is parsed
+            if not self.parser.should_keep_alive():  # because of a trailer, after which nothing is parsed
                 self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
             return
-        if not self._late_body:  # of which nothing ends the wait for the next request, however slowly it comes
+        if not self._late_body:  # which, however slow, does not stop the timer for the next request
             self._unset_keepalive_if_required()
         self._head += len(data)
         try:
@@ -192,15 +192,15 @@ class Protocol(HttpToolsProtocol):
         if self._head > MAX_HEAD:
             self._refuse(TOO_LARGE)
         elif (self._head or self._begun) and self._late is None and not self._serving:
-            self._wait_for_head()  # not beside a request, behind which an empty line may come early
+            self._wait_for_head()  # not while a request is served: an empty line after it may come early
 
     def _refuse(self, answer: bytes) -> None:
-        """Answer what cannot be read, behind the answers to the requests before it, of which it says nothing."""
+        """Respond to unreadable input, after the responses to earlier requests, which are not affected."""
         if self._refused is not None or self.transport.is_closing():
             return
         self._refused, cycle = answer, self.cycle
         self._stop_waiting()
-        if cycle is not None and cycle.more_body and not cycle.response_complete:  # it is in the body of the last one
+        if cycle is not None and cycle.more_body and not cycle.response_complete:  # in the body of the last one
             if self.pipeline:
                 self.pipeline.popleft()
             elif not cycle.response_started:
@@ -226,7 +226,7 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be read for now."""
+        """Whether reading is paused."""
         return bool(self.pipeline) or self._refused is not None
 
     @property
@@ -235,7 +235,7 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _late_body(self) -> bool:
-        """Whether the rest of a body is still to come whose request has been answered."""
+        """Whether a request has been answered before the rest of its body has arrived."""
         return self.cycle is not None and bool(self.cycle.response_complete and self.cycle.more_body)
 
     @property
@@ -243,7 +243,7 @@ class Protocol(HttpToolsProtocol):
         return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
 
     def _begin_again(self, unparsed: bytes) -> None:
-        """Read the request once more, without the offer."""
+        """Parse the request again, without the offer to upgrade."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
         for name, value in self.headers:

@@ -1,8 +1,8 @@
-"""What every route needs of a request: its context, the model, the JSON body, its texts and token ids.
+"""What every route needs from a request: its context, the model, the JSON body, its texts and token ids.
 
 FastAPI would accept NaN as a number and a lone surrogate as text, and would answer 422 to a body that is not JSON, so a
 route of class `JSONRoute` parses the body itself. Bodies can hold millions of items and are checked on the event loop,
-so each list is checked in one pass and stops at its first error.
+so each list is checked in one pass that stops at its first error.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -31,9 +31,9 @@ SWITCH: Final = (
 )
 VALUES: Final = 4  # commas and brackets for each text, at most: a pair of texts has three
 COHERE_VALUES: Final = 8  # an input of Cohere's has five, and three more for each further part of it
-FIELDS: Final = 1000  # the same of everything else
-SMALL: Final = 65_536  # bytes of a body that is read in a millisecond, whatever is in it
-LARGE: Final = 1_048_576  # bytes of a body that is looked at in a worker thread
+FIELDS: Final = 1000  # commas and brackets for everything else
+SMALL: Final = 65_536  # bytes of a body that is parsed in a millisecond, whatever it contains
+LARGE: Final = 1_048_576  # bytes above which a body is checked in a worker thread
 MAX_DECODE_IDS: Final = 2**18  # of one request: a body of eight million would occupy a worker for seconds
 FOREIGN: Final = (
     "token ids are not accepted, since those of another model look the same and would give wrong vectors without an "
@@ -48,12 +48,12 @@ class RequestContext:
     services: Services
     record: RequestRecord
     model: str | None
-    spaces: tuple[frozenset[str], ...]  # of vectors: the model's has to be in each
+    spaces: tuple[frozenset[str], ...]  # sets of vector spaces: each must contain the model's
     accept: str = ""  # the header
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Return the first value of each header of a request, and all of a list's, which are read once."""
+    """Return the first value of each header of a request, and all values of LISTS. They are parsed only once."""
     headers: dict[str, str] | None = scope.get("cloze.headers")
     if headers is None:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -74,13 +74,13 @@ def _record() -> RequestRecord:
 async def _context(request: Request) -> RequestContext:
     record = _record()
     headers = headers_of(request.scope)
-    spaces = _spaces(headers) if request.scope["path"] in MODEL_ROUTES else ()  # others answer without vectors
+    spaces = _spaces(headers) if request.scope["path"] in MODEL_ROUTES else ()  # others return no vectors
     model, accept = request.scope["cloze.model"], headers.get("accept", "")
     return RequestContext(request.app.state.services, record, model, spaces, accept)
 
 
 def _spaces(headers: Mapping[str, str]) -> tuple[frozenset[str], ...]:
-    """Read If-Match, where "*" is any (RFC 9110, 13.1.1), and x-embedding-space."""
+    """Read If-Match, where "*" means any (RFC 9110, 13.1.1), and x-embedding-space."""
     lists = (headers.get(name, "").split(",") for name in ("if-match", SPACE_HEADER))
     tags = (frozenset(tag.strip().removeprefix("W/").strip('"') for tag in each) - {""} for each in lists)
     return tuple(spaces for spaces in tags if spaces and "*" not in spaces)
@@ -92,8 +92,8 @@ Context = Annotated[RequestContext, Depends(_context)]
 def lease(context: RequestContext, *names: str | None) -> Model:
     """Return the model that the path or the body names, or the default, to be used within a `with` block.
 
-    Raises ModelNotFound, ValidationFailed where two models are named, and OtherSpace where the client expects another
-    vector space.
+    Raises ModelNotFound, ValidationFailed if two models are named, and OtherSpace if the client expects another vector
+    space.
     """
     model, template = context.services.models.find(context.model, *names)
     context.record.model, context.record.template = model.name, template
@@ -108,9 +108,9 @@ def lease(context: RequestContext, *names: str | None) -> Model:
 
 
 def named_template(context: RequestContext, model: Model, name: str | None) -> str | None:
-    """Return the name of the template that a request names, or that the alias does by which it names the model.
+    """Return the name of the template that a request chooses, by `name` or by an alias of the model.
 
-    Raises ValidationFailed where the model has no such template.
+    Raises ValidationFailed if the model has no such template.
     """
     if name is None:
         return context.record.template
@@ -137,7 +137,7 @@ def as_list(inputs: str | list[str] | list[int] | list[list[int]], *, token_ids:
 class JSONRoute(APIRoute):
     """A route whose body is JSON, and whose endpoint takes `body` and `context`.
 
-    `serve` is all of it: FastAPI documents the route, and the middleware calls `serve` itself.
+    `serve` does all the work: FastAPI only documents the route, and the middleware calls `serve` directly.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -159,7 +159,7 @@ class JSONRoute(APIRoute):
         return response
 
     async def _check_values(self, content: bytes, services: Services) -> None:
-        """Refuse more values than any request needs: to read millions of them would block the event loop."""
+        """Refuse more values than any request needs: parsing millions of them would block the event loop."""
         settings = services.settings
         if len(content) <= SMALL:
             return
@@ -174,7 +174,7 @@ class JSONRoute(APIRoute):
             raise ValidationFailed(f"the body has more than {limit} values; send fewer texts at a time", "input")
 
     def _parse(self, content: bytes, max_texts: int) -> Any:
-        """Return what the endpoint takes. Of a field that it does not take, nothing is kept."""
+        """Return the body as the endpoint takes it. Fields that it does not take are dropped."""
         try:
             value = orjson.loads(content)
         except orjson.JSONDecodeError as error:
@@ -188,13 +188,13 @@ class JSONRoute(APIRoute):
 
 
 def _values(content: bytes, limit: int, marks: bytes) -> int:
-    """Count these marks of JSON outside strings; of brackets and commas, at least as many as its values, less one.
+    """Count these JSON marks outside strings. Brackets and commas are at least as many as the values, minus one.
 
-    Behind `limit` strings, all counts as outside.
+    After `limit` strings, everything counts as outside.
     """
     if b"\\" in content:
         content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
-    parts = content.split(b'"', 2 * limit)  # outside and inside strings by turns; the last is all that is left
+    parts = content.split(b'"', 2 * limit)  # alternately outside and inside strings; the last part is the rest
     return sum(part.count(mark) for part in parts[::2] for mark in marks)
 
 
@@ -222,7 +222,7 @@ def _check_lists(body: Any, max_texts: int) -> None:
 
 
 def one_of(kinds: str, item: Any = "") -> Discriminator:
-    """Choose by the first item, so that an error names the first item of another kind; `item` stands for none."""
+    """Choose by the first item, so that an error names the first item of another kind; `item` is for an empty list."""
 
     def choose(value: Any) -> str | None:
         if not isinstance(value, list):

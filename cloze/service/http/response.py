@@ -16,7 +16,7 @@ from cloze.service.inference.vectors import Raw
 BYTES: Final = "application/octet-stream"
 JSON: Final = "application/json"
 SMALL: Final = 4096  # numbers that are written in a fraction of a millisecond
-PART: Final = 262_144  # bytes of a body that are sent at once, at least
+PART: Final = 262_144  # bytes of a body that are sent at once, minimum
 
 
 class PartsResponse(Response):
@@ -39,7 +39,7 @@ class PartsResponse(Response):
 async def respond(
     task: Callable[[], Iterable[bytes] | Raw], context: RequestContext, model: Model, embeddings: Embeddings
 ) -> Response:
-    """Respond with JSON or raw rows, whichever `task` writes: in a worker thread, unless that would take longer."""
+    """Respond with the JSON or raw rows that `task` writes, in a worker thread unless that would take longer."""
 
     def write() -> tuple[list[bytes], dict[str, str]]:
         content = task()
@@ -56,7 +56,7 @@ async def respond(
 
 
 def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the parts, small ones together."""
+    """Yield the parts, with small ones joined."""
     small, size = list[bytes](), 0
     for part in parts:
         small.append(part)
@@ -69,9 +69,10 @@ def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def report(embeddings: Embeddings, context: RequestContext, model: Model) -> dict[str, str]:
-    """Return the vector space, text-embeddings-inference's headers, in whole milliseconds, and Server-Timing.
+    """Return headers: the vector space, those of text-embeddings-inference in whole milliseconds, and Server-Timing.
 
-    Queue and inference are means over the request's texts; compute is tokenising and the graph, total all until now.
+    Queue and inference are means over the request's texts. Compute is tokenising and the graph; total is the time so
+    far.
     """
     total = perf_counter() - context.record.started
     ms = {name: 1000 * seconds for name, seconds in (embeddings.timing._asdict() | {"total": total}).items()}

@@ -1,4 +1,4 @@
-"""What operators ask: GET /health and its parts, /info, /metrics, and POST /admin/reload."""
+"""The routes for operators: GET /health and its parts, /info, /metrics, and POST /admin/reload."""
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,7 +20,7 @@ from cloze.service.routes import HEALTH, INFO, LIVE, METRICS, READY, RELOAD, STA
 
 probes = APIRouter(tags=["status"], default_response_class=Response)  # these need no key
 router = APIRouter(tags=["status"], responses=documented(401, 404))
-admin = APIRouter(tags=["admin"], responses=documented(401, 409))  # needs an admin key; without one it is closed
+admin = APIRouter(tags=["admin"], responses=documented(401, 409))  # needs an admin key; if none is set, it is closed
 
 
 @probes.head(HEALTH.path, include_in_schema=False)
@@ -93,7 +93,7 @@ async def info(context: Context) -> Info:
                 denoising=spec.denoising,
             ),
             templates=spec.templates,
-            calibration=_calibration(model) if template is None else None,  # learnt from its own template, as heads
+            calibration=_calibration(model) if template is None else None,  # learnt with its own template, like heads
             heads={
                 name: HeadInfo(**head.model_dump(include=set(HeadInfo.model_fields)))
                 for name, head in (model.heads.items() if template is None else ())

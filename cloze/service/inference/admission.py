@@ -47,9 +47,9 @@ class _Rate:
 
 @dataclass
 class _InFlight:
-    """An amount in flight, in all and by client; a client with nothing in flight is forgotten.
+    """An amount in flight, in total and by client. A client with nothing in flight is removed.
 
-    `shared` is the limit for a client that has some: a tenth, rounded up, is kept for the others.
+    `shared` is the limit for a client that has some in flight: a tenth, rounded up, is kept for other clients.
     """
 
     limit: int
@@ -70,7 +70,7 @@ class _InFlight:
 
 @dataclass
 class _Held:
-    """What one request has in flight. More than it could share with others counts as `shared`: a tenth is left."""
+    """What one request has in flight. An amount beyond its limit counts as `shared`, so a tenth is left for others."""
 
     of: _InFlight
     client: Client
@@ -91,17 +91,17 @@ class _Held:
         before = self.counted
         self.amount += amount
         if self.beyond:
-            self.most = self.of.shared  # until its end, because others may have come
+            self.most = self.of.shared  # until its end, because others may have arrived
         self.of.change(self.counted - before, self.client)
 
 
 class Admission:
-    """Decides whether a request may enter: by count and by the bytes of its body before that is read, by tokens while
-    it is tokenised. The bytes of its answer count until the client has taken it.
+    """Decides whether a request is admitted: by count and by the bytes of its body before the body is read, by tokens
+    while it is tokenised. The bytes of its response count until the client has read it.
 
     A tenth of each limit is kept for interactive clients that have nothing in flight, so that neither one client nor
-    all bulk clients together can take all of it. A request with more bytes or tokens than the limit is admitted while
-    no others are in flight, and leaves that tenth too.
+    all bulk clients together can use up the limit. A request with more bytes or tokens than the limit is admitted if no
+    others are in flight, and also leaves that tenth.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Admission:
         self._rate = _Rate()
         self._worked = 0.0  # seconds with tokens in flight, up to `_seen`
         self._seen = clock()
-        self._unfinished = 0  # tokens, of which those of a request beyond the limit are not all in flight
+        self._unfinished = 0  # tokens, including those beyond the limit that do not count as in flight
         self._closed = False
 
     @property
@@ -127,9 +127,9 @@ class Admission:
 
     @contextmanager
     def request(self, client: Client) -> Iterator[Callable[[int], None]]:
-        """Count a request as in flight within the block, and as many bytes as the block says by calling what it gets.
+        """Count a request as in flight within the block, and the bytes that the block gives to the yielded function.
 
-        Raises Overloaded where the request, one token or those bytes do not fit.
+        Raises Overloaded if the request, one token or those bytes do not fit.
         """
         self._check(self._requests, 1, client)
         self._check(self._tokens, 1, client)
@@ -149,9 +149,9 @@ class Admission:
 
     @contextmanager
     def tokens(self, client: Client) -> Iterator[Callable[[int], None]]:
-        """Count as many more tokens as in flight, or fewer, as the block says by calling what it gets, until its end.
+        """Count tokens as in flight within the block. It gives the change, up or down, to the yielded function.
 
-        That raises Overloaded where they do not fit.
+        That function raises Overloaded if they do not fit.
         """
         self._check(self._tokens, 0, client)
         held = _Held(self._tokens, client)
@@ -173,7 +173,7 @@ class Admission:
             held.change(-held.amount)
 
     def close(self) -> None:
-        """Refuse all from now on with Unavailable; requests in flight finish."""
+        """Refuse all new requests with Unavailable; requests in flight finish."""
         self._closed = True
 
     def _check(self, in_flight: _InFlight, amount: int, client: Client) -> None:
@@ -182,7 +182,7 @@ class Admission:
         self._fit(in_flight, amount, client)
 
     def _fit(self, in_flight: _InFlight, amount: int, client: Client, own_amount: int = 0) -> None:
-        """Raise Overloaded where the amount does not fit; `own_amount` is what its request has in flight already."""
+        """Raise Overloaded if the amount does not fit; `own_amount` is what its request already has in flight."""
         if in_flight.total + amount <= in_flight.shared or in_flight.total == own_amount:
             return
         bulk, known = client.priority == "bulk", in_flight.clients.get(client, 0) > own_amount

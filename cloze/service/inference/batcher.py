@@ -1,6 +1,6 @@
 """Dynamic batching without a timer: a batch is what has arrived when the previous one has ended.
 
-Asyncio only; knows neither HTTP nor ONNX nor text. `run` runs a batch; the queue decides what is in it.
+Asyncio only; independent of HTTP, ONNX and text. `run` runs a batch; the queue decides what is in it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Share(NamedTuple, Generic[Result]):
-    """What a request has of one batch: the rows `rows` of its result belong to the request's items at `places`."""
+    """A request's share of one batch: the rows `rows` of its result belong to the request's items at `places`."""
 
     places: list[int]
     result: Result
@@ -43,11 +43,11 @@ class _Request(Generic[Item, Result]):
     missing: int  # items without a result
     shares: list[Share[Result]] = field(default_factory=list)
     entries: "list[_Entry[Item, Result]]" = field(default_factory=list)
-    context: Context = field(default_factory=copy_context)  # the caller's, for what is logged of its items
+    context: Context = field(default_factory=copy_context)  # the caller's, for log records about its items
 
     @property
     def untouched(self) -> bool:
-        """Whether all of it still waits."""
+        """Whether all of its items still wait."""
         return self.waiting == len(self.items)
 
     def deliver(self, share: Share[Result]) -> None:
@@ -67,7 +67,7 @@ class _Entry(Waiting, Generic[Item, Result]):
 
 
 class _Piece(NamedTuple, Generic[Item, Result]):
-    """What a batch has of one request."""
+    """One request's items in a batch."""
 
     request: _Request[Item, Result]
     places: list[int]
@@ -83,14 +83,14 @@ class Failed(Exception):
 
 @dataclass(eq=False)
 class Batcher(Generic[Item, Result]):
-    """Runs items in batches whose padded cost, longest × count, is at most `max_cost`, `max_padding` of it padding.
+    """Runs items in batches: the padded cost, longest × count, is at most `max_cost`, and the padding `max_padding`.
 
     PriorityQueue chooses the items: interactive ones first, clients take turns by cost, and items of similar cost share
     a batch. `cost` is 1 or more; an item that costs more than `max_cost` runs alone. A batch that fails is halved until
     the item that fails is alone; only the requests that contain it fail.
 
-    Up to `parallel` batches run at once; when several may start, they share what waits. Beside these, `ahead` more are
-    given to `run`, each when as much waits as fills a batch: it prepares them and lets them wait for their turn.
+    Up to `parallel` batches run at once; if several may start, they share the waiting items. In addition, `run` gets up
+    to `ahead` batches early, each when enough items wait to fill one: it prepares them, and they wait for their turn.
     """
 
     run: Callable[[list[Item]], Awaitable[Result]]
@@ -105,7 +105,7 @@ class Batcher(Generic[Item, Result]):
     def __post_init__(self) -> None:
         self._queue: PriorityQueue[_Entry[Item, Result]] = PriorityQueue()
         self._requests: OrderedDict[_Request[Item, Result], None] = OrderedDict()  # unfinished, by arrival
-        self._expiry: asyncio.TimerHandle | None = None  # one, while there may be something untouched
+        self._expiry: asyncio.TimerHandle | None = None  # one timer, while a request may be untouched
         self._wake = asyncio.Event()
         self._busy = 0  # batches that run or are prepared
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,20 +121,20 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def age(self) -> float:
-        """Return how many seconds the oldest waiting item has waited; 0.0 where nothing waits."""
+        """Return how many seconds the oldest waiting item has waited; 0.0 if nothing waits."""
         return next((self.clock() - request.since for request in self._requests if request.waiting), 0.0)
 
     def start(self) -> None:
-        """Start to take batches; needs a running loop."""
+        """Start taking batches; needs a running event loop."""
         self._tasks = [
-            asyncio.create_task(self._work(), name=f"batcher-{number}", context=Context())  # of no request
+            asyncio.create_task(self._work(), name=f"batcher-{number}", context=Context())  # not a request's context
             for number in range(self.parallel + self.ahead)
         ]
 
     async def submit(self, items: Sequence[Item], client: Client) -> list[Share[Result]]:
-        """Wait for the results, in shares that have each item once. Where the caller is cancelled, its items leave.
+        """Wait for the results, in shares that have each item once. If the caller is cancelled, its items are removed.
 
-        Raises DeadlineExceeded where no batch has taken any of them for `max_age` seconds, Failed where `run` raised
+        Raises DeadlineExceeded if no batch has taken any of them for `max_age` seconds, Failed if `run` raised an error
         for one of them alone, and Unavailable after `stop`.
         """
         if not self._tasks:
@@ -173,7 +173,7 @@ class Batcher(Generic[Item, Result]):
         self._wake.set()
 
     def _withdraw(self, request: _Request[Item, Result]) -> None:
-        """Let what still waits of a request leave."""
+        """Remove the items of a request that still wait."""
         for entry in request.entries:
             self._queue.remove(entry)
         request.entries = []
@@ -202,7 +202,7 @@ class Batcher(Generic[Item, Result]):
                 self._abandon(error)
 
     def _abandon(self, error: Exception) -> None:
-        """Fail every request, so that no caller waits for ever."""
+        """Fail every request, so that no caller waits forever."""
         self._queue = PriorityQueue()
         for request in self._requests:
             request.entries = []
@@ -210,11 +210,11 @@ class Batcher(Generic[Item, Result]):
         self._wake.clear()
 
     def _take(self) -> list[_Piece[Item, Result]]:
-        """Take the next batch; empty where none is to start. Requests that are too old fail."""
+        """Take the next batch; empty if none should start. Requests that are too old fail."""
         self._expire()
         if self._busy >= self.parallel and self._queue.cost < self.max_cost:
             return []
-        share = -(-self._queue.cost // max(1, self.parallel - self._busy))  # of the queue, for each that may start now
+        share = -(-self._queue.cost // max(1, self.parallel - self._busy))  # of the queue, per batch that may start now
         limit = min(self.max_cost, share + self.max_padding)
         batch = []
         for entry, count in self._queue.take(limit, self.max_padding):
@@ -233,7 +233,7 @@ class Batcher(Generic[Item, Result]):
             self._expiry = asyncio.get_running_loop().call_later(due - self.clock(), self._watch)
 
     def _expire(self) -> None:
-        """Fail the requests of which no batch has taken anything in time."""
+        """Fail the requests from which no batch has taken an item in time."""
         for request in self._requests:
             waited = self.clock() - request.since
             if waited <= self.max_age:
@@ -281,7 +281,7 @@ class Batcher(Generic[Item, Result]):
 
 
 def _halves(batch: list[_Piece[Any, Any]], count: int) -> tuple[list[_Piece[Any, Any]], list[_Piece[Any, Any]]]:
-    """Split a batch behind its first `count` items."""
+    """Split a batch after its first `count` items."""
     first, second = list[_Piece[Any, Any]](), list[_Piece[Any, Any]]()
     for request, places in batch:
         if places[:count]:

@@ -1,13 +1,13 @@
-"""Whether the service works, and the end of a process that does not.
+"""Check whether the service works, and end a process that does not.
 
 The service is ready while it is not stopping, no batch has run for `stall_seconds`, the last batch of every model
 succeeded, and no task in the background fails. A busy service is ready. A fault that lasts ends the process, so that
 its supervisor starts a new one:
 
-    HUNG  70   a batch, or at start the loading of a model, has run for 3 × stall_seconds; or the event loop has
-    LOST  71   every batch of a model, also a test with an empty text, has failed for 2 × stall_seconds: a lost GPU
+    HUNG  70   a batch, the loading of a model at start, or the event loop has hung for 3 × stall_seconds
+    LOST  71   every batch of a model, even a test with an empty text, has failed for 2 × stall_seconds: a lost GPU
 
-A thread judges this, because an event loop that hangs cannot.
+A thread judges this, because a hanging event loop cannot.
 """
 
 import logging
@@ -55,12 +55,15 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Return what is known without trying a model."""
+        """Whether the service is ready, as far as is known without trying a model."""
         failing = self.background.failing or any(model.failing_for for model in self.models)
         return not (self.stopping or self._stalled or failing)
 
     async def check(self, model: Model | None = None) -> None:
-        """Raise Unavailable, with the reason, for all models or one. A model whose last batch failed is tried first."""
+        """Raise Unavailable, with the reason, if `model` or, by default, any model is not ready.
+
+        A model whose last batch failed is tried first.
+        """
         if self.stopping:
             raise Unavailable("the service is stopping; send requests to another instance")
         if self._stalled:
@@ -71,13 +74,13 @@ class Health:
             await served.check()
 
     def watch(self) -> None:
-        """Look every second in the event loop, and judge in a thread."""
+        """Run `look` every second in the event loop, and `judge` in a thread."""
         self._beat = self.clock()
         self.background.every(PERIOD, "watch", self.look)
         Thread(target=self._guard, name="watch", daemon=True).start()
 
     def unwatch(self) -> None:
-        """Judge no more, before the event loop ends."""
+        """Stop judging, before the event loop ends."""
         self._unwatched.set()
 
     def _guard(self) -> None:
@@ -86,18 +89,18 @@ class Health:
             try:
                 self.judge()
                 logged = ""
-            except Exception as error:  # the thread goes on; `look` meets the same error, and readiness shows it
+            except Exception as error:  # the thread continues; `look` gets the same error, and readiness shows it
                 if logged != repr(error):
                     logged = repr(error)
                     logger.exception("the watch failed")
 
     def judge(self) -> None:
-        """End a process that cannot recover. Time while it was frozen does not count."""
+        """End a process that cannot recover. The time for which it was frozen does not count."""
         now = self.clock()
         if now - self._looked > FROZEN:
             self._awake_since = now
         self._looked, awake = now, now - self._awake_since
-        least = max(self.stall_seconds, PERIOD)  # the event loop beats no oftener
+        least = max(self.stall_seconds, PERIOD)  # the event loop does not beat more often
         hung = ("a batch", self.busy_for(), self.stall_seconds), ("the event loop", now - self._beat, least)
         for subject, seconds, limit in hung:
             if min(seconds, awake) > HUNG_AFTER * limit:
@@ -114,7 +117,7 @@ class Health:
                 self.end(LOST)
 
     async def look(self) -> None:
-        """Try failed models again, and show that the event loop runs."""
+        """Try failed models again, and record that the event loop runs."""
         self._beat = self.clock()
         probed = self._probe is None or self._probe.done()
         if probed and not self._stalled and any(model.failing_for for model in self.models):

@@ -1,6 +1,6 @@
-"""A served model: a bundle and its session, from loading to the end of its last lease; texts to vectors in between.
+"""A served model: a bundle and its session, which turn texts into vectors, from loading to the end of the last lease.
 
-To embed is to tokenise, look up the cache, batch, run the graph, and put the vectors back in order.
+Embedding means tokenising, looking up the cache, batching, running the graph, and putting the vectors back in order.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Inputs = Sequence[str] | Sequence[Sequence[int]]
 
 MAX_TEXT_CHARACTERS: Final = 1_000_000  # or token ids, of one text: a longer one would occupy a thread for seconds
 SLICE_TEXTS: Final = 256  # tokenised at once; other requests run between two slices
-SLICE_BATCHES: Final = 64  # whose vectors are put in order at once
+SLICE_BATCHES: Final = 64  # batches whose vectors are put in order at once
 SMALL: Final = 256  # characters, or token ids, that are tokenised in a fraction of a millisecond
 EACH: Final = 32  # added per text, so that many short texts are not small
 OVERHEAD: Final = 512  # bytes of a cached vector besides its numbers; 470 measured
@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """Inputs of a request that share a template: the one of this name, or the bundle's own.
+    """Inputs of a request that share a template: the named one, or the bundle's own.
 
-    Of a text, at most `max_text_tokens` tokens are taken; None: as many as fit.
+    At most `max_text_tokens` tokens of a text are used; None means as many as fit.
     """
 
     inputs: Inputs
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds: tokenising the request, its texts' mean wait for a batch, and the mean time of those batches."""
+    """Seconds: tokenising the request, the mean wait of its texts for a batch, and the mean time of their batches."""
 
     tokenize: float
     queue: float
@@ -100,7 +100,7 @@ class Cache(LRUCache[bytes, Vector]):
 
 
 class Model:
-    """One bundle under its name. It takes texts from `start`, and stops at the end of its last lease.
+    """One bundle, served under its name. It accepts texts after `start`, and stops at the end of its last lease.
 
     A lease is a block `with model`.
     """
@@ -114,7 +114,7 @@ class Model:
         cache: Cache,
         bridge: Bridge | None = None,
     ) -> None:
-        """Load the bundle's graph. With a bridge, vectors come out in its old space.
+        """Load the bundle's graph. With a bridge, the vectors are in the bridge's old space.
 
         Raises BundleError, BridgeError or SessionError.
         """
@@ -135,9 +135,9 @@ class Model:
             gpu_mem_limit=settings.gpu_mem_limit,
         )
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
-        self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence
-        self.calibration = None if bridge else bundle.calibration  # which is of the bundle's own space
-        self.heads = {} if bridge else bundle.heads  # and so are these
+        self._decides = self.graph + (bridge.sha256 if bridge else "")  # what determines the vector of a sequence
+        self.calibration = None if bridge else bundle.calibration  # it fits the bundle's own space only
+        self.heads = {} if bridge else bundle.heads  # and so do the heads
         self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
         self.text_encoders.update(bundle.named.items())
         self.admission = admission
@@ -159,13 +159,13 @@ class Model:
         self._metrics: ModelMetrics
         self._probe: asyncio.Task[Exception | None] | None = None
         self._leases = 0
-        self._free = asyncio.Event()  # without a lease
+        self._free = asyncio.Event()  # set while there is no lease
         self._free.set()
 
     def warm_up(self) -> None:
-        """Run as many of the largest batch as run at once, so that memory is taken once, then the smallest batch.
+        """Run as many of the largest batch as run at once, so that memory is allocated once, then the smallest batch.
 
-        Raises SessionError where the graph cannot.
+        Raises SessionError if the graph cannot run them.
         """
         started, encoder = perf_counter(), self.bundle.text_encoder
         texts = most_texts(encoder, self.max_batch_tokens)
@@ -185,7 +185,7 @@ class Model:
         self.load_seconds += perf_counter() - started
 
     def start(self, metrics: Metrics) -> None:
-        """Begin to take texts and to count them; needs a running loop."""
+        """Begin to accept and count texts; needs a running event loop."""
         spec, session, batcher = self.bundle.spec, self.session, self.batcher
         facts = {
             "provider": session.provider,
@@ -225,7 +225,7 @@ class Model:
             self._free.set()
 
     async def stop(self) -> None:
-        """Stop at the end of the last lease; the caller lets no other lease begin."""
+        """Stop at the end of the last lease. The caller ensures that no other lease begins."""
         await self._free.wait()
         await self.batcher.stop()
 
@@ -235,7 +235,7 @@ class Model:
         return self.session.failing_for
 
     async def check(self) -> None:
-        """Raise Unavailable where the graph fails. After a failed batch, the template alone is tried."""
+        """Raise Unavailable if the graph fails. After a failed batch, the template alone is tried."""
         if not self.failing_for:
             return
         if self._probe is None:
@@ -256,7 +256,7 @@ class Model:
         return None
 
     async def embed(self, *parts: Part, truncate: bool, direction: Direction, client: Client) -> Embeddings:
-        """Return one vector per text, or per list of the text's own token ids, of all parts in order.
+        """Return one vector per text, or per list of a text's own token ids, for all parts in order.
 
         Needs a lease. Raises ValidationFailed, TextError, Overloaded, Unavailable, DeadlineExceeded or BackendFailed;
         then none of the texts is embedded.
@@ -270,13 +270,13 @@ class Model:
             vectors, total = np.empty((len(ids), self.dimension), np.float32), sum(map(len, ids))
             missing = self._recall(keys, vectors) if keys else list(range(len(ids)))
             sequences = [ids[place] for place in missing]
-            if keys:  # what is cached is not computed
+            if keys:  # cached vectors are not computed
                 hold(sum(map(len, sequences)) - total)
             await _turn(len(ids))
             shares = await self._compute(sequences, missing, client)
         waits = rans = 0.0  # sums over the texts
         for number, (places, batch, rows) in enumerate(shares):
-            if len(places) == 1:  # an index array would give up Python's lock, which a short text then waits for
+            if len(places) == 1:  # an index array would release Python's lock, and a short text would wait for it
                 vectors[missing[places[0]]] = batch.vectors[rows.start]
             else:
                 vectors[[missing[place] for place in places]] = batch.vectors[rows]
@@ -300,7 +300,7 @@ class Model:
         return Embeddings(vectors, total, characters, truncated, timing)
 
     def _recall(self, keys: Sequence[bytes], vectors: Vector) -> list[int]:
-        """Write the cached vectors to their rows, and return the rows of the others, of equal texts the first."""
+        """Write the cached vectors to their rows, and return the other rows; of equal texts, only the first."""
         missing = dict[bytes, int]()
         for row, key in enumerate(keys):
             vector = self._cache.get(key)
@@ -339,7 +339,7 @@ class Model:
         client: Client,
         hold: Callable[[int], None],
     ) -> tuple[list[Tokens], Sequence[bytes]]:
-        """Return each text's tokens, and the key of its vector in the cache; no keys where the cache is off.
+        """Return each text's tokens, and the key of its vector in the cache; no keys if the cache is off.
 
         `hold` counts the tokens of each slice, or raises Overloaded, before the next one is tokenised.
         """
@@ -349,7 +349,7 @@ class Model:
             first += len(part.inputs)
         small = len(tasks) == 1 and tasks[0][1] + first * EACH <= SMALL  # a thread would take longer
         workers, encoded = self._executors.workers, list[tuple[list[Tokens], Sequence[bytes]]]()
-        for start in range(0, len(tasks), workers.threads):  # so that slices of its other requests come in between
+        for start in range(0, len(tasks), workers.threads):  # lets slices of its client's other requests in between
             some = tasks[start : start + workers.threads]
             if small:
                 encoded += [encode() for encode, _ in some]
@@ -400,7 +400,7 @@ class Model:
         return batch
 
     def _forward(self, sequences: Sequence[Sequence[int]]) -> _Batch:
-        """Prepare a batch in a thread of its own, and run it when it is its turn."""
+        """Prepare a batch in a thread of its own, and run it when its turn comes."""
         padded = self.text_encoders[None].pad(sequences)
         with self._turns:
             started = perf_counter()

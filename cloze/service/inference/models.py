@@ -1,4 +1,4 @@
-"""The served models, by name: taking one for a request, and replacing them while requests are in flight."""
+"""The served models, by name: find one for a request, and replace them while requests are in flight."""
 
 import asyncio
 import gc
@@ -61,8 +61,8 @@ class Models:
     ) -> None:
         """Load every bundle, check it and warm it up.
 
-        Raises BundleError, BridgeError or SessionError where one cannot be served, OptionError where the default or an
-        alias is not clear. A graph that hangs ends the process.
+        Raises BundleError, BridgeError or SessionError if one cannot be served, OptionError if the default or an alias
+        is not valid. A graph that hangs ends the process.
         """
         self._settings, self._metrics, self._background = settings, metrics, background
         self._load_model = load_model
@@ -87,14 +87,14 @@ class Models:
         return iter(self.served.values())
 
     def start(self) -> None:
-        """Begin to take requests; needs a running loop."""
+        """Begin to accept requests; needs a running event loop."""
         for model in self:
             model.start(self._metrics)
 
     def find(self, *names: str | None) -> tuple[Model, str | None]:
-        """Return the model of a name or an alias, or the default, and the named template that an alias chooses.
+        """Return the model with a name or an alias, or the default, and the named template that an alias chooses.
 
-        The caller leases the model before anything else can run. Raises ModelNotFound, and ValidationFailed where two
+        The caller must lease the model before anything else can run. Raises ModelNotFound, and ValidationFailed if two
         models, or two templates of one, are named.
         """
         aliases, served = self.aliases, self.served
@@ -119,7 +119,7 @@ class Models:
         """Read the folder again: load new and changed bundles beside the served ones, check, warm up, swap.
 
         Requests in flight finish on the model they started on. Raises BundleError, BridgeError, SessionError or
-        OptionError where a bundle cannot be served, or a step takes three times `stall_seconds`; then nothing changes.
+        OptionError if a bundle cannot be served, or a step takes three times `stall_seconds`; then nothing changes.
         """
         async with self._reloading:
             started = perf_counter()
@@ -138,7 +138,7 @@ class Models:
             return reloaded
 
     def _swap(self, served: dict[str, Model]) -> Reloaded:
-        """Serve these models from now on; the others finish the requests that have begun."""
+        """Serve these models from now on; the others finish their requests in flight."""
         former, self.served = self.served, served
         self.default = self._settings.model or next(iter(served))
         reloaded = Reloaded(
@@ -156,12 +156,12 @@ class Models:
             leaving = self._background.once("retire", former[name].stop)
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
-            # Reference cycles hold a model that has stopped, and Python rarely looks for them by itself.
+            # Reference cycles keep a stopped model in memory, and Python rarely collects them by itself.
             leaving.add_done_callback(lambda _: asyncio.get_running_loop().call_soon(gc.collect))
         return reloaded
 
     async def _load_changed(self) -> dict[str, Model]:
-        """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
+        """Load the folder's bundles. A served model is kept if its bundle is the same, byte for byte."""
         folders = await self._step(_folders, self._settings.bundle)
         bundles = [await self._step(Bundle.load, folder) for folder in folders]
         bridge = await self._step(_bridge, self._settings.bridge)
@@ -176,7 +176,7 @@ class Models:
         return model is not None and model.bundle.spec == bundle.spec and _same(model.bridge, _over(bridge, bundle))
 
     async def _step(self, step: Callable[[Argument], Result], argument: Argument) -> Result:
-        """Run a step of a reload. Raises SessionError where it hangs."""
+        """Run a step of a reload. Raises SessionError if it hangs."""
         try:
             return await asyncio.wait_for(asyncio.wrap_future(run_in_own_thread(partial(step, argument))), self._limit)
         except TimeoutError as error:
@@ -189,7 +189,7 @@ class Models:
     def _load(self, bridge: Bridge | None, bundle: Bundle) -> Model:
         """Load a bundle's graph, check it and warm it up.
 
-        Raises BundleError where the folder changed meanwhile: the graph may be another's.
+        Raises BundleError if the folder changed meanwhile, because the graph may belong to another bundle.
         """
         try:
             model = self._load_model(bundle, _over(bridge, bundle))
@@ -207,7 +207,7 @@ def _check(settings: Settings, bundles: list[Bundle], bridge: Bridge | None) -> 
 
 
 def _free(error: BaseException) -> None:
-    """Free the models that were loaded before an error, which frames of its traceback and reference cycles hold."""
+    """Free the models loaded before an error, which its traceback's frames and reference cycles keep in memory."""
     cause: BaseException | None = error
     while cause:
         traceback.clear_frames(cause.__traceback__)
@@ -216,7 +216,7 @@ def _free(error: BaseException) -> None:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the bundle itself, or the bundles in the folder, by name."""
+    """Return the bundle itself, or the bundles in the folder, sorted by name."""
     path = locate(path)
     try:
         if (path / SPEC_FILE).exists() or not path.is_dir():
@@ -233,7 +233,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _has_spec(folder: Path) -> bool:
-    """Whether the folder is a bundle. One that cannot be entered, such as the lost+found of a volume, is left out."""
+    """Whether the folder is a bundle. One that cannot be entered, such as a volume's lost+found, is skipped."""
     try:
         return (folder / SPEC_FILE).is_file()
     except PermissionError:

@@ -1,4 +1,4 @@
-"""The queue of texts that wait for a batch, in fair order between clients. Knows neither asyncio nor text."""
+"""The queue of texts that wait for a batch, in fair order between clients. Independent of asyncio and text."""
 
 from bisect import bisect_right
 from collections import deque
@@ -15,7 +15,7 @@ from cloze.service.client import STRIDES, Client, Priority
 class Waiting:
     """An entry of the queue: `count` items of the same cost, which leave it from the front.
 
-    The queue lowers `count`, and sets `tag`, that of the next item, and `order` while something of it waits.
+    The queue lowers `count`. While items wait, it sets `tag`, the tag of the next item, and `order`.
     """
 
     cost: int  # of one item
@@ -31,7 +31,7 @@ Taken = list[tuple[Entry, int]]  # entries, and how many items of each
 
 @dataclass(slots=True)
 class _OpenBatch:
-    """A batch that is being filled: longest × count within `max_cost`, of which at most `max_padding` is padding."""
+    """A batch that is being filled: longest × count within `max_cost`, with at most `max_padding` of padding."""
 
     max_cost: int
     max_padding: int
@@ -40,9 +40,9 @@ class _OpenBatch:
     cost: int = 0  # without padding
 
     def room(self, cost: int) -> int:
-        """Return how many more items of this cost fit: the first in any case.
+        """Return how many more items of this cost fit. The first item always fits.
 
-        Where none of a cost fits, none further from the seed does.
+        If no item of a cost fits, no item further from the seed does.
         """
         longest = max(self.longest, cost)
         spare = self.max_padding - (longest * self.count - self.cost)
@@ -64,7 +64,7 @@ class _Client(Generic[Entry]):
     tag: int
     entries: dict[Entry, None] = field(default_factory=dict)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
-    """Orders of entries that were removed before they were taken, and the cost of what was left of each."""
+    """For each entry that was removed before it was taken: its order, and the cost of its remaining items."""
 
 
 class FairQueue(Generic[Entry]):
@@ -76,12 +76,12 @@ class FairQueue(Generic[Entry]):
     numbers of tokens, whatever the number and size of their requests, and an item that fills a batch is charged like
     one that seeds it. Items of one client and one cost leave in order of arrival.
 
-    An item d past the virtual time at its arrival is taken within C (1 + d / m) batches, where C clients wait with
-    items of cost m or more; d is the item's own cost where its client had nothing waiting.
+    An item whose tag is d past the virtual time at its arrival is taken within C (1 + d / m) batches if C clients wait
+    with items of cost m or more; d is the item's own cost if its client had nothing waiting.
 
-    A client is charged for what is taken, and not for what it cancels. It is forgotten when nothing of it waits. Adding
-    and removing an entry are O(log n) in the number of entries, whatever their counts; a batch after a cancellation
-    costs that for each entry of the client.
+    A client is charged for the items that are taken, not for those that it cancels. It is removed when none of its
+    items wait. Adding and removing an entry are O(log n) in the number of entries, whatever their counts; a batch after
+    a cancellation costs that for each entry of the client.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class FairQueue(Generic[Entry]):
         self._insert(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Remove what still waits of an entry; before the next batch, its client's later items move up by its cost."""
+        """Remove an entry's waiting items. Before the next batch, its client's later items move up by their cost."""
         if entry.order is None:
             return
         self._clients[entry.client].cancelled.append((entry.order, entry.cost * entry.count))
@@ -115,7 +115,7 @@ class FairQueue(Generic[Entry]):
         self._leave(entry)
 
     def take(self, max_cost: int, max_padding: int) -> Taken[Entry]:
-        """Remove the next batch, the seed's entry first; empty where nothing waits.
+        """Remove the next batch, the seed's entry first; empty if nothing waits.
 
         Longest × count is within `max_cost`, and at most `max_padding` of it is padding. An item that costs more than
         `max_cost` is alone in its batch.
@@ -147,9 +147,9 @@ class FairQueue(Generic[Entry]):
             self._changed.discard(entry.client)
 
     def _move_up(self, client: _Client[Entry]) -> None:
-        """Lower the tags of a client's items by the cost of those before them that were cancelled.
+        """Lower the tags of a client's items by the cost of the cancelled items before them.
 
-        None gets a lower tag than it would have as an item that arrives now.
+        No item gets a lower tag than it would get if it arrived now.
         """
         cancelled, refund, last = deque(sorted(client.cancelled)), 0, self._time
         for entry in client.entries:
@@ -177,9 +177,9 @@ class FairQueue(Generic[Entry]):
         self._count -= entry.count
 
     def _fill(self, batch: _OpenBatch, seed: int) -> Taken[Entry]:
-        """Choose the items nearest to the cost `seed`, outwards; of two costs as near, the larger first."""
+        """Choose the items nearest to the cost `seed`, outwards; of two equally near costs, the larger first."""
         queue, chosen = self._by_cost, list[tuple[Entry, int]]()
-        above = queue.bisect_key_left((seed,))  # index of the next larger cost, and at first of the seed's own
+        above = queue.bisect_key_left((seed,))  # index of the next larger cost; at first, of the seed's own
         below = above - 1  # index of the last entry of the next smaller cost
         while True:
             indices = [index for index in (above, below) if 0 <= index < len(queue) and batch.room(queue[index].cost)]
@@ -196,9 +196,9 @@ class FairQueue(Generic[Entry]):
 
 
 def _least_tags(entries: Sequence[Waiting], room: int) -> list[int]:
-    """How many items of each entry are among the `room` with the least tags; the entries are of one cost, by tag.
+    """How many items of each entry are among the `room` with the least tags; the entries have one cost, sorted by tag.
 
-    The tags of an entry are its own, and each a cost more than the one before it.
+    An entry's first item has the entry's tag, and each further item has a tag higher by one cost.
     """
     if sum(entry.count for entry in entries) <= room:
         return [entry.count for entry in entries]
@@ -210,20 +210,20 @@ def _least_tags(entries: Sequence[Waiting], room: int) -> list[int]:
     first = tags[bisect_right(tags, room, key=lambda tag: sum(up_to(tag)))]  # the first tag with more items than room
     counts, more = up_to(first - 1), up_to(first)
     equal = [index for index, (before, after) in enumerate(zip(counts, more, strict=True)) if after > before]
-    equal.sort(key=lambda index: entries[index].order or 0)  # of equal tags the first to arrive
+    equal.sort(key=lambda index: entries[index].order or 0)  # among equal tags, the first to arrive
     for index in equal[: room - sum(counts)]:
         counts[index] += 1
     return counts
 
 
 class PriorityQueue(Generic[Entry]):
-    """A fair queue for each class. While both classes wait, one token of bulk is taken for 64 interactive ones.
+    """A fair queue for each class. While both classes wait, one bulk token is taken for every 64 interactive ones.
 
     Start-time fair queueing (Goyal, Vin and Cheng 1996) between the classes: the class with the least start tag gives
     the next batch, which then adds its cost × STRIDES to that tag; virtual time is the tag of the last batch, and a
     class in which nothing waited begins at it. Therefore an interactive entry waits for at most one batch of bulk while
-    interactive clients ask for less than their share, and bulk never starves. No batch has entries of both classes: one
-    with an interactive entry is as short as it can be.
+    interactive clients ask for less than their share, and bulk never starves. No batch has entries of both classes, so
+    a batch with an interactive entry is as short as it can be.
     """
 
     def __init__(self) -> None:
@@ -246,15 +246,15 @@ class PriorityQueue(Generic[Entry]):
         self._queues[priority].add(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Remove what still waits of an entry."""
+        """Remove an entry's waiting items."""
         self._queues[entry.client.priority].remove(entry)
 
     def take(self, max_cost: int, max_padding: int) -> Taken[Entry]:
-        """Remove the next batch, as FairQueue does; empty where nothing waits."""
+        """Remove the next batch, as FairQueue does; empty if nothing waits."""
         waiting = [priority for priority, queue in self._queues.items() if queue]
         if not waiting:
             return []
-        priority = min(waiting, key=self._starts.__getitem__)  # of equal tags the first: interactive
+        priority = min(waiting, key=self._starts.__getitem__)  # of equal tags, the first: interactive
         batch = self._queues[priority].take(max_cost, max_padding)
         self._time = self._starts[priority]
         self._starts[priority] += STRIDES[priority] * sum(entry.cost * count for entry, count in batch)

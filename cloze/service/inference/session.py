@@ -1,6 +1,6 @@
 """One graph under ONNX Runtime: a batch of token ids in, float32 vectors (texts, dimension) out.
 
-Several threads may run it at once. A session knows since when it fails.
+Several threads may run it at once. A session records since when it has been failing.
 """
 
 import logging
@@ -31,7 +31,7 @@ SAME_AS_REQUESTED: Final = 1  # onnxruntime's ArenaExtendStrategy
 SHAPES: Final = ((1, 16), (8, 32))  # texts and tokens of the batches that `fastest` times
 ROUNDS: Final = 5  # the best round counts; the first warms up
 NO_DEVICE: Final = ("no CUDA-capable device", "driver version is insufficient")  # in CUDA's errors
-# operators that take nearly all of the time; ONNX Runtime itself leaves those of shapes to the CPU
+# operators that take nearly all of the time; ONNX Runtime itself leaves shape operators to the CPU
 COMPUTING: Final = frozenset(
     (
         *("Attention", "BiasGelu", "Erf", "FastGelu", "FusedMatMul", "Gelu", "Gemm", "InstanceNormalization"),
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class BatchSizes(NamedTuple):
     """A batch of more than `tokens` tokens, padding included, does not run faster per token.
 
-    `padding` is the overhead of a batch, in tokens: more padding than that costs more than another batch.
+    `padding` is the overhead of a batch, in tokens: more padding than that costs more than another batch would.
     """
 
     tokens: int
@@ -55,7 +55,7 @@ class BatchSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What suits one provider: its name in ONNX Runtime, and its precisions in order of preference.
+    """The settings for one provider: its name in ONNX Runtime, and its precisions in order of preference.
 
     The fastest of the `raced` precisions is preferred to the others.
     """
@@ -66,15 +66,15 @@ class Profile:
     options: tuple[tuple[str, str], ...] = ()
 
 
-CPU_BATCHES: Final = BatchSizes(256, 16)  # of one thread
-SAMPLE_TOKENS: Final = 32_768  # of the large one of the two batches that tell the batch sizes of a GPU
-OVERHEADS: Final = 8  # tokens of a batch, in its overhead: a ninth of its time is overhead
+CPU_BATCHES: Final = BatchSizes(256, 16)  # per thread
+SAMPLE_TOKENS: Final = 32_768  # of the larger of the two batches that measure the batch sizes of a GPU
+OVERHEADS: Final = 8  # tokens of a batch as a multiple of its overhead, so that a ninth of its time is overhead
 MOST_TOKENS: Final = 131_072  # of a batch: attention of BERT-base over 512 tokens takes 2 GB by then
 
 PROFILES: Final[dict[Provider, Profile]] = {
     "cuda": Profile(
         "CUDAExecutionProvider",
-        precisions=("fp16", "fp32"),  # it has no kernel for the products of int8
+        precisions=("fp16", "fp32"),  # CUDA has no kernel for int8 products
         options=(
             ("arena_extend_strategy", "kSameAsRequested"),  # the warm-up runs the largest batch
             ("use_tf32", "0"),  # fp32 means fp32
@@ -118,13 +118,13 @@ class Session:
     ) -> "Session":
         """Load the graph that suits the hardware, or exactly the one that is asked for.
 
-        The batch sizes of a GPU are measured, with batches of no more than `max_batch_tokens`, if it is above 0. There
-        ONNX Runtime takes no more than `gpu_mem_limit` bytes for the session, if it is above 0.
+        The batch sizes of a GPU are measured, with batches of at most `max_batch_tokens` tokens if it is above 0. On a
+        GPU, ONNX Runtime takes at most `gpu_mem_limit` bytes for the session if it is above 0.
 
-        `auto` takes the CPU where CUDA is not installed, has no device or cannot run a graph of the bundle; any other
-        error of CUDA, such as too little memory, is an error. Raises SessionError for it, and where the graph breaks
-        the contract or gives other vectors than it once gave for the bundle's canary texts; BundleError where the
-        bundle has no graph of that precision.
+        `auto` chooses the CPU if CUDA is not installed, has no device or cannot run a graph of the bundle. Raises
+        SessionError for any other error of CUDA, such as too little memory, and if the graph breaks the contract or
+        gives other vectors than at export for the bundle's canary texts. Raises BundleError if the bundle has no graph
+        of that precision.
         """
         if provider not in ("auto", *PROFILES):
             raise OptionError(f"provider is {provider!r}; write auto, {' or '.join(PROFILES)}")
@@ -166,7 +166,7 @@ class Session:
         return 0.0 if failed_at is None else monotonic() - failed_at
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Run one batch. Raises BackendFailed where the graph fails or gives a vector that is not finite."""
+        """Run one batch. Raises BackendFailed if the graph fails or gives a vector that is not finite."""
         thread = get_ident()
         self.running[thread] = monotonic()
         try:
@@ -200,7 +200,7 @@ def fastest(
 ) -> Session:
     """Return the session with the least geometric mean time over SHAPES, and log the relative speeds.
 
-    Vectors of two precisions are close but not the same: an operator of several machines should name one instead.
+    Vectors of two precisions are close but not the same, so with several machines an operator should name one instead.
     """
 
     def seconds(session: Session, batch: Batch) -> float:
@@ -211,7 +211,7 @@ def fastest(
     speeds = np.ones(len(sessions))  # relative to the first
     for texts, length in SHAPES:
         batch = encoder.pad([encoder.longest[:length]] * texts)
-        rounds = [[seconds(session, batch) for session in sessions] for _ in range(ROUNDS)]  # in turn: the same load
+        rounds = [[seconds(session, batch) for session in sessions] for _ in range(ROUNDS)]  # alternating: same load
         best = np.min(rounds, axis=0)
         speeds *= (best[0] / best) ** (1 / len(SHAPES))
     chosen = sessions[int(speeds.argmax())]
@@ -223,7 +223,7 @@ def fastest(
 
 
 def _raced(sessions: Sequence[Session], bundle: Bundle) -> Session:
-    """Return the fastest session. Raises SessionError where a graph fails."""
+    """Return the fastest session. Raises SessionError if a graph fails."""
     try:
         return fastest(sessions, bundle.text_encoder, bundle.name)
     except BackendFailed as error:
@@ -240,9 +240,9 @@ def batch_sizes(
     sample: int = SAMPLE_TOKENS,
     clock: Callable[[], float] = perf_counter,
 ) -> BatchSizes:
-    """Batch sizes of a device, from the least times of a small batch and of a large one, of about `sample` tokens.
+    """Measure a device's batch sizes, from the least times of a small batch and of one of about `sample` tokens.
 
-    A batch of n tokens is taken to last overhead + n × the time of a token.
+    A batch of n tokens is assumed to take overhead + n × the time per token.
     """
 
     def least(batch: Batch) -> float:
@@ -263,7 +263,7 @@ def batch_sizes(
 
 
 def _measured(session: Session, bundle: Bundle, sample: int) -> BatchSizes:
-    """Return the batch sizes of a GPU. Raises SessionError where the large batch fails."""
+    """Return the batch sizes of a GPU. Raises SessionError if the large batch fails."""
     try:
         sizes = batch_sizes(session.run, bundle.text_encoder, sample)
     except BackendFailed as error:
@@ -277,14 +277,14 @@ def _measured(session: Session, bundle: Bundle, sample: int) -> BatchSizes:
 
 
 def suitable(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
-    """Return the precisions to choose from by a race, or the preferred one."""
+    """Return the precisions whose speeds are to be compared, or the preferred one."""
     profile = PROFILES[provider]
     available = tuple(precision for precision in profile.precisions if precision in bundle.precisions)
     return tuple(precision for precision in available if precision in profile.raced) or available[:1]
 
 
 def most_texts(encoder: TextEncoder, batch_tokens: int) -> int:
-    """Return how many of the longest texts make a batch that no other exceeds."""
+    """Return how many texts of the greatest length the largest batch has."""
     return -(-batch_tokens // encoder.max_tokens)  # rounded up
 
 
@@ -296,7 +296,7 @@ def run_largest(session: Session, encoder: TextEncoder, batch_tokens: int, paral
 
 
 def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
-    """Raise _NotOnCUDA where the package has no CUDA, or none of the chosen graphs can run there."""
+    """Raise _NotOnCUDA if the package has no CUDA, or if none of the chosen graphs can run there."""
     offered = ort.get_available_providers()
     if PROFILES["cuda"].name not in offered:
         raise _NotOnCUDA(
@@ -314,9 +314,9 @@ def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
 def _open(
     bundle: Bundle, provider: Provider, precision: Precision, threads: int, gpu_mem_limit: int
 ) -> ort.InferenceSession:
-    """Raise _NotOnCUDA where there is no device, and SessionError where the graph cannot be loaded.
+    """Raise _NotOnCUDA if there is no device, and SessionError if the graph cannot be loaded.
 
-    ONNX Runtime itself would fall back to the CPU with only a warning, for a device or for some operators.
+    ONNX Runtime itself would fall back to the CPU with only a warning, entirely or for some operators.
     """
     profile, path = PROFILES[provider], bundle.graph(precision)
     options = dict(profile.options)
@@ -354,7 +354,7 @@ def _open(
 
 
 def _check_placement(session: ort.InferenceSession, path: Path) -> None:
-    """Raise SessionError where CUDA leaves a part of the computation to the CPU, with copies before and behind it."""
+    """Raise SessionError if CUDA leaves a part of the computation to the CPU, with copies before and after it."""
     partitions = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == PROFILES["cpu"].name]
     operators = Counter(node.op_type for part in partitions for node in part.get_nodes() if node.op_type in COMPUTING)
     if operators:
@@ -366,10 +366,10 @@ def _check_placement(session: ort.InferenceSession, path: Path) -> None:
 
 @cache
 def _register_arena() -> None:
-    """Register, once per process, the arena of all models' batches on the CPU.
+    """Register one CPU memory arena for the batches of all models, once per process.
 
     The arena grows by what a tensor needs, not to the next power of two, so the warm-up with the largest batches gives
-    it its final size. Without an arena a batch of 512 tokens takes a tenth longer.
+    it its final size. Without an arena, a batch of 512 tokens takes a tenth longer.
     """
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
@@ -378,7 +378,7 @@ def _register_arena() -> None:
 def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.enable_mem_pattern = False  # a plan is kept for every shape, without limit
+    options.enable_mem_pattern = False  # it would keep a plan for every shape, without limit
     options.log_severity_level = 3
     options.add_session_config_entry("session.force_spinning_stop", "1")  # tokenising needs the cores in between
     if provider == "cuda":
@@ -397,7 +397,7 @@ def _check(session: ort.InferenceSession, bundle: Bundle, precision: Precision) 
         raise SessionError(f"{path} takes {inputs}, not {', '.join(INPUTS)} as int64 (batch, length); export it again")
     outputs = {node.name: (node.type, node.shape) for node in session.get_outputs()}
     output_type, shape = outputs.get(OUTPUT, ("", []))
-    width = shape[1] if len(shape) == 2 else dimension  # a name or None where the graph leaves it open
+    width = shape[1] if len(shape) == 2 else dimension  # a name or None if the graph leaves it open
     if output_type != "tensor(float)" or (isinstance(width, int) and width != dimension):
         raise SessionError(f"{path} gives {outputs}, not {OUTPUT} as float32 (batch, {dimension}); export it again")
 
@@ -411,7 +411,7 @@ def _check_canaries(session: Session, bundle: Bundle) -> None:
         )
         return
     encoder, precision = bundle.text_encoder, session.precision
-    *short, longest = [tokens.ids for tokens in encoder.encode(canaries.texts)]  # together they would be all padding
+    *short, longest = [tokens.ids for tokens in encoder.encode(canaries.texts)]  # in one batch, most would be padding
     try:
         vectors = np.concatenate([session.run(encoder.pad(part)) for part in (short, [longest]) if part])
     except BackendFailed as error:

@@ -1,4 +1,4 @@
-"""The service's threads: how the CPUs are shared between batches, the pools, and threads of their own."""
+"""The service's threads: how the CPUs are shared between batches, the pools, and separate threads."""
 
 import asyncio
 from collections import deque
@@ -14,9 +14,9 @@ from cloze.service.client import Client
 
 Result = TypeVar("Result")
 
-MAX_WORKERS: Final = 16  # more wait for Python's lock
+MAX_WORKERS: Final = 16  # more would wait for Python's lock
 SMALL_SIZE: Final = 2**16  # characters that are tokenised in a fraction of a second
-MAX_SIZE: Final = MAX_WORKERS * SMALL_SIZE  # that are tokenised at once, of which each may be a token of 400 bytes
+MAX_SIZE: Final = MAX_WORKERS * SMALL_SIZE  # characters tokenised at once; each may be a token of 400 bytes
 MAX_THREADS_PER_BATCH: Final = 4  # more gain little on batches of a few hundred tokens
 
 
@@ -28,7 +28,7 @@ class Threads(NamedTuple):
 
 
 def share_threads(total: int) -> Threads:
-    """Share `total` threads (0: the available CPUs) between batches, half of them, but at most 4, for each batch.
+    """Share `total` threads (0: the available CPUs) between batches: each batch gets half of them, but at most 4.
 
     Two batches of one thread finish sooner than one batch after the other with two threads: some operators have only
     one thread's work, and at the end of each the threads wait for the slowest. Raises OptionError.
@@ -41,15 +41,15 @@ def share_threads(total: int) -> Threads:
 
 
 class _Turns:
-    """Turns of clients: at most `tasks` at once, and of the size MAX_SIZE together, unless one is alone."""
+    """Turns of clients: at most `tasks` run at once, with a total size of at most MAX_SIZE unless one runs alone."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
         self._running = self._size = 0  # tasks, and their size
-        self._waiting: dict[Client, deque[tuple[asyncio.Future[None], int]]] = {}  # first the client whose turn it is
+        self._waiting: dict[Client, deque[tuple[asyncio.Future[None], int]]] = {}  # the next client comes first
 
     async def begin(self, client: Client, size: int) -> None:
-        """Wait for the client's turn. Each that has begun has to `end`."""
+        """Wait for the client's turn. Each turn that has begun must `end`."""
         if not self._waiting and self._fits(size):
             self._add(size)
             return
@@ -74,7 +74,7 @@ class _Turns:
             turns.popleft()
             del self._waiting[client]
             if turns:
-                self._waiting[client] = turns  # behind the others
+                self._waiting[client] = turns  # after the others
             if not turn.cancelled():
                 self._add(following)
                 turn.set_result(None)
@@ -88,9 +88,9 @@ class _Turns:
 
 
 class Workers:
-    """Threads in which the tasks of clients take turns, whichever client has more of them.
+    """Threads in which clients take turns, however many tasks each of them has.
 
-    Large tasks, which run for seconds and take memory, leave a thread to the others.
+    Large tasks, which run for seconds and take memory, leave one thread to the others.
     """
 
     def __init__(self, threads: int) -> None:
@@ -99,7 +99,7 @@ class Workers:
         self._small, self._large = _Turns(threads), _Turns(threads - 1)
 
     async def run(self, client: Client, task: Callable[[], Result], size: int = 0) -> Result:
-        """Run a task of so many characters in a thread. If it is cancelled before its turn, it does not run."""
+        """Run a task of `size` characters in a thread. If it is cancelled before its turn, it does not run."""
         loop, turns = asyncio.get_running_loop(), self._large if size > SMALL_SIZE else self._small
         await turns.begin(client, size)
         job = self.pool.submit(task)
@@ -108,12 +108,12 @@ class Workers:
         finally:
             if job.done():
                 turns.end(size)
-            else:  # cancelled, but no thread can be: it runs on
+            else:  # cancelled, but its thread cannot be: it continues
                 job.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.end, size))
 
 
 class Executors:
-    """`graphs` runs batches, as many at once as `threads` allows on the CPU; `workers` tokenises and writes answers."""
+    """`graphs` runs batches, as many at once as `threads` allows on the CPU; `workers` tokenise and write responses."""
 
     def __init__(self, threads: Threads) -> None:
         self.threads = threads
@@ -123,7 +123,7 @@ class Executors:
 
     @property
     def busy_for(self) -> float:
-        """Return the seconds since the oldest running batch began; 0.0 where none runs."""
+        """Return the seconds since the oldest running batch began; 0.0 if none runs."""
         started = list(self.running.values())  # a copy: other threads change it
         return monotonic() - min(started) if started else 0.0
 
@@ -142,7 +142,7 @@ class Executors:
 
 
 def run_in_own_thread(task: Callable[[], Result]) -> Future[Result]:
-    """Run a task in a thread of its own, which its caller may abandon: no pool lacks it, and no exit waits for it."""
+    """Run a task in its own thread, which the caller may abandon: it blocks neither a pool nor the process's exit."""
     future: Future[Result] = Future()
 
     def run() -> None:

@@ -1,12 +1,12 @@
-"""What is done to vectors on their way out: cut, normalise, compare, write as JSON or as bytes.
+"""The last steps for vectors: cut, normalise, compare, and write them as JSON or as bytes.
 
 float            JSON numbers, as short as float32 allows
 base64, float16  base64 of the row as little-endian float32, float16
 int8, uint8      JSON integers: each row scaled so that its largest magnitude is 127; uint8 is the same plus 128
-binary, ubinary  JSON integers: a bit for each dimension, 1 where it is above 0, eight to a byte, the first highest,
-                 zeros after the last; ubinary gives the bytes 0…255, binary the same less 128
+binary, ubinary  JSON integers: a bit for each dimension, 1 if it is above 0, eight to a byte, the first highest,
+                 zeros after the last; ubinary gives the bytes 0…255, binary the same minus 128
 
-As bytes the rows follow each other in the same numbers, little-endian; float and base64 are then both float32.
+As bytes, the rows follow each other as the same numbers, little-endian; float and base64 are then both float32.
 """
 
 from base64 import b64encode
@@ -34,7 +34,7 @@ class Raw(NamedTuple):
     shape: tuple[int, int]
 
 
-ROWS: Final = 64  # written at once; between two slices other threads get their turn
+ROWS: Final = 64  # written at once; between two slices, other threads can run
 FLOAT16_MAX: Final = 65504
 
 
@@ -45,9 +45,9 @@ def finish(vectors: Vectors, *, normalize: bool, dimensions: int | None = None) 
 
 
 def chunk_means(vectors: Vectors, owners: Sequence[int], lengths: Sequence[int]) -> Vectors:
-    """For each text the mean of its chunks' unit vectors, weighted by their lengths, (texts, d).
+    """For each text, the mean of its chunks' unit vectors, weighted by their lengths, (texts, d).
 
-    `owners` has the text of each row, in ascending order, and `lengths` the characters of its chunk.
+    `owners` has the index of each row's text, in ascending order, and `lengths` the characters of each row's chunk.
     """
     weights = np.maximum(lengths, 1).astype(np.float32)[:, None]
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
@@ -56,28 +56,28 @@ def chunk_means(vectors: Vectors, owners: Sequence[int], lengths: Sequence[int])
 
 
 def cosines(vectors: Vectors) -> NDArray[np.float64]:
-    """The cosine of the first row with each other row, within [-1, 1]."""
+    """The cosine of the first row with every other row, within [-1, 1]."""
     return cosine_matrix(vectors[:1], vectors[1:])[0]  # type: ignore[no-any-return]
 
 
 def pair_cosines(left: Vectors, right: Vectors) -> NDArray[np.float64]:
-    """The cosine of each row with the row at its place on the other side, within [-1, 1]."""
+    """The cosine of each left row with the right row at the same index, within [-1, 1]."""
     return np.clip((_units(left) * _units(right)).sum(axis=1), -1.0, 1.0)  # type: ignore[no-any-return]
 
 
 def cosine_matrix(left: Vectors, right: Vectors) -> NDArray[np.float64]:
-    """The cosine of each left row with each right one, shape (left, right), within [-1, 1]."""
+    """The cosine of every left row with every right row, shape (left, right), within [-1, 1]."""
     return np.clip(_units(left) @ _units(right).T, -1.0, 1.0)
 
 
 def to_json(vectors: Array, format: Format = "float") -> Iterator[bytes]:
-    """Yield the list of `rows`, in parts. Raises ValidationFailed where the format cannot hold a value."""
+    """Yield the list of `rows`, in parts. Raises ValidationFailed if the format cannot hold a value."""
     write = _base64_rows if format in _BYTES else _dumped_rows
     return chain((b"[",), with_commas(map(write, _packed(vectors, format))), (b"]",))
 
 
 def to_bytes(vectors: Array, format: Format = "float") -> Raw:
-    """One row after the other. Raises ValidationFailed where the format cannot hold a value."""
+    """Return the rows as bytes, one after the other. Raises ValidationFailed if the format cannot hold a value."""
     parts = list(_packed(vectors, "base64" if format == "float" else format))
     return Raw([part.tobytes() for part in parts], parts[0].dtype.name, (len(vectors), parts[0].shape[1]))
 
@@ -89,14 +89,14 @@ def with_commas(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def rows(vectors: Array, format: Format = "float") -> Iterator[bytes]:
-    """Yield each row's JSON, a list or a string. Raises ValidationFailed where the format cannot hold a value."""
+    """Yield each row's JSON, a list or a string. Raises ValidationFailed if the format cannot hold a value."""
     parts = _packed(vectors, format)
     write = _base64 if format in _BYTES else _dumps
     return (write(row) for part in parts for row in part)
 
 
 def pack(vectors: Array, format: Format) -> Array:
-    """Return the vectors in the format's own numbers. Raises ValidationFailed where it cannot hold a value."""
+    """Return the vectors in the format's own numbers. Raises ValidationFailed if it cannot hold a value."""
     _check(vectors, format)
     return np.ascontiguousarray(_PACK[format](vectors))
 

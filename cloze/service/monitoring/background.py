@@ -1,4 +1,4 @@
-"""Tasks beside the requests, under one supervisor: an error in one is logged and counted, and the others continue."""
+"""Background tasks under one supervisor: an error in one is logged and counted, and the others continue."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """Runs tasks, each once or again and again. `errors` counts what they raise, by the task's name.
+    """Runs tasks, each once or repeatedly. `errors` counts what they raise, by the task's name.
 
     `failing` has the error of every repeated task whose last turn raised one: the service is not ready meanwhile.
     """
@@ -40,7 +40,7 @@ class Background:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine, name=name, context=Context())  # of no request
+        task = asyncio.create_task(coroutine, name=name, context=Context())  # not a request's context
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -51,7 +51,7 @@ class Background:
             await asyncio.sleep(seconds)
 
     async def _turn(self, name: str, work: Work, *, repeated: bool = False) -> None:
-        """A repeated task is logged at the first of several errors in a row."""
+        """Run the work once. For a repeated task, only the first of several errors in a row is logged."""
         try:
             await work()
             self.failing.pop(name, None)

@@ -17,7 +17,7 @@ PER_REQUEST = 4  # so that one request with ten thousand texts does not fill the
 class Shape(NamedTuple):
     """Statistics of the sample."""
 
-    mean_cosine: float  # of all pairs of vectors; 1 where all have the same direction
+    mean_cosine: float  # of all pairs of vectors; 1 if all have the same direction
     mean_norm: float  # before normalisation
     truncated: float  # share of the texts that were truncated
 
@@ -25,9 +25,9 @@ class Shape(NamedTuple):
 class DriftSample:
     """At most `capacity` distinct texts that were embedded recently.
 
-    Every request contributes up to PER_REQUEST of its vectors, chosen at random, until the sample is full. Then a
-    `share` of the requests does, and each of their vectors replaces the oldest, so the sample covers about
-    capacity / (share × PER_REQUEST) requests. A text whose token ids are in the sample already is skipped, so that a
+    Every request contributes up to PER_REQUEST of its vectors, chosen at random, until the sample is full. Then only a
+    `share` of the requests contributes, and each of their vectors replaces the oldest, so the sample covers about
+    capacity / (share × PER_REQUEST) requests. A text whose token ids are already in the sample is skipped, so that a
     health check that always embeds the same text does not look like drift.
 
     Not thread-safe: `observe` and `shape` belong to the event loop.

@@ -9,8 +9,8 @@ json  {"time": …, "level": "info", "logger": "cloze.service.app", "message": "
 A client cannot forge a line: control characters are escaped, and a traceback is indented in text and one string in
 JSON. Callers must not log keys or texts.
 
-A thread writes the lines, because stderr may be a pipe that nobody reads: then the service goes on, and records that
-find no room in the queue are dropped and counted.
+A thread writes the lines, because stderr may be a pipe that nobody reads. The service then continues, and records that
+do not fit into the queue are dropped and counted.
 """
 
 import json
@@ -44,7 +44,7 @@ STDERR: Final = 2
 WAITING: Final = 10_000  # records
 TOGETHER: Final = 256  # lines that are written at once, at most
 PAUSE: Final = 0.02  # seconds between two looks at an empty queue
-LAST_SECONDS: Final = 2.0  # in which the last records are written when the process ends
+LAST_SECONDS: Final = 2.0  # for writing the last records when the process ends
 ANYONE: Final = Client("")
 
 
@@ -53,11 +53,11 @@ class RequestRecord:
     """What the log line and the metrics of one request need; filled in while the request is served."""
 
     id: str
-    path: str = ""  # that the client asked for
+    path: str = ""  # as the client requested it
     started: float = 0.0  # seconds of `time.perf_counter`
     client: Client = ANYONE
     model: str | None = None  # the name of the model that is used
-    template: str | None = None  # its named template that an alias chooses
+    template: str | None = None  # the named template that an alias chooses
     texts: int | None = None
     tokens: int | None = None
     error_type: str | None = None
@@ -67,10 +67,10 @@ current_request: ContextVar[RequestRecord | None] = ContextVar("current_request"
 
 
 class LogQueue(QueueHandler):
-    """Puts records into the queue of a thread that writes them; one that finds no room is dropped and counted."""
+    """Puts records into the queue of a thread that writes them; one that does not fit is dropped and counted."""
 
     dropped = 0
-    on_drop: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # called for each record
+    on_drop: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # called for each dropped record
 
     def __init__(self, form: logging.Formatter) -> None:
         records: Queue[Any] = Queue(WAITING)
@@ -79,7 +79,7 @@ class LogQueue(QueueHandler):
         self._writer.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Take what the other thread does not see, or would see changed."""
+        """Store in the record what the other thread cannot see, or would see changed."""
         vars(record).update(msg=record.getMessage(), args=None, fields=_fields(record))
         return record
 
@@ -91,16 +91,16 @@ class LogQueue(QueueHandler):
             LogQueue.on_drop()
 
     def close(self) -> None:
-        """Write what is left, for LAST_SECONDS at most."""
+        """Write the remaining records, for LAST_SECONDS at most."""
         self._writer.finish()
         super().close()
 
 
 class LogWriter(QueueListener):
-    """The thread that writes, and says how many records were dropped before those that it has written.
+    """The thread that writes the records, and reports how many were dropped before them.
 
-    It writes to the descriptor: Python's own file, or a handler, would be locked for ever where nobody reads. It waits
-    for some records, because waking for each would cost a busy service more than the lines.
+    It writes to the descriptor, because Python's own file or a handler would stay locked forever if nobody reads. It
+    waits for several records, because waking up for each would cost a busy service more than writing the lines.
     """
 
     def __init__(self, log_queue: LogQueue, records: "Queue[Any]", form: logging.Formatter) -> None:
@@ -156,7 +156,7 @@ def configure_logs(level: str, form: LogFormat) -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End at once, with what was logged."""
+    """End the process at once, after writing what was logged."""
     logging.shutdown()
     os._exit(status)
 
@@ -221,13 +221,13 @@ def _escape(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """Quoted where it could be read as more than one value."""
+    """The value as text, quoted if it could be read as more than one value."""
     text = str(value)
     return text if PLAIN.fullmatch(text) and not CONTROL.search(text) else json.dumps(text)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """The value, or NaN and infinity as strings, because JSON has neither."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -28,7 +28,7 @@ Task = Literal["watch", "probe", "retire", "reload", "flush", "publish"]
 
 FACTS: Final = ("provider", "precision", "version", "pooling", "dimension", "sha256", "space")  # of cloze_model_info
 
-CLIENT_GONE: Final = 499  # the client left before the answer, so nobody reads it
+CLIENT_GONE: Final = 499  # the client disconnected before the response, so nobody reads it
 DROPPED: Final = "Dropped"
 REASONS: Final = (*ERROR_TYPES, DROPPED)
 
@@ -43,13 +43,13 @@ SPACE: Final = {
     "truncated_ratio": "Share of the texts in the sample that were truncated.",
 }
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nothing here reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each metric, which nothing reads
 
 
 class ModelMetrics(NamedTuple):
     """The series of one served model: a field `name` is a metric `cloze_name`.
 
-    They are held here, so that a model that was removed does not come back.
+    A model holds its series, so that they do not come back after it was removed.
     """
 
     drift: DriftSample
@@ -126,8 +126,8 @@ class Metrics:
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format. The drift samples are measured now.
 
-        A sample without a shape yet has no series but the number of its texts: a zero would be wrong, and one NaN would
-        make a day's average NaN.
+        A sample that does not have a shape yet has only the series for the number of its texts: a zero would be wrong,
+        and one NaN would make a day's average NaN.
         """
         for model, sample in self._samples.items():
             for gauge, value in zip(self._space, (len(sample), *(sample.shape() or ())), strict=False):
@@ -137,7 +137,7 @@ class Metrics:
     def serve(self, name: str, load_seconds: float, facts: Mapping[str, str]) -> ModelMetrics:
         """Begin to count for a model that is about to serve; `facts` are the labels of `cloze_model_info`.
 
-        Where a model of that name was served before, the counters continue; the facts and the drift sample are the new
+        If a model of that name was served before, the counters continue; the facts and the drift sample are the new
         model's.
         """
         for metric in (self.model_info, *self._space):
@@ -150,7 +150,7 @@ class Metrics:
         return series
 
     def forget(self, name: str) -> None:
-        """Remove the series of a model that is no longer served; what it still answers is not counted."""
+        """Remove the series of a model that is no longer served; its last requests are not counted."""
         for metric in (self.model_info, *self._space, *self._per_model.values()):
             metric.remove_by_labels({"model": name})
         self._samples.pop(name, None)

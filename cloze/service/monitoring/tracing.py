@@ -1,8 +1,8 @@
-"""OpenTelemetry traces over OTLP/HTTP, where the setting `otlp_endpoint` names a collector.
+"""OpenTelemetry traces over OTLP/HTTP, if the setting `otlp_endpoint` names a collector.
 
 FastAPI makes a span per request, in the caller's trace (traceparent), except for probes and scrapes. The SDK's OTEL_*
 variables (sampler, headers, resource) apply. Attributes are names and counts, never a text; a URL's query, which no
-route reads, is redacted. The SDK is imported only where there is an endpoint. A collector that does not answer does not
+route reads, is redacted. The SDK is imported only if there is an endpoint. A collector that does not answer does not
 slow down requests.
 """
 
@@ -56,7 +56,7 @@ class Tracing:
             begun = ended
 
     def close(self) -> None:
-        """Send the remaining spans, and wait FLUSH_SECONDS at most: a lost collector does not delay the end."""
+        """Send the remaining spans, and wait FLUSH_SECONDS at most, so that a lost collector cannot delay the end."""
         if self.provider is not None:
             last = threading.Thread(target=self.provider.shutdown, name="last spans", daemon=True)
             last.start()
@@ -66,7 +66,7 @@ class Tracing:
 def configure_tracing(endpoint: str) -> Tracing:
     """Send spans to `endpoint`, a collector's address or the full URL of its traces; tracing is off if it is empty.
 
-    Raises OptionError where it is not a URL, or OpenTelemetry's SDK is not installed.
+    Raises OptionError if it is not a URL, or if OpenTelemetry's SDK is not installed.
     """
     if not endpoint:
         return Tracing()
