@@ -10,7 +10,7 @@
     embedding.json              the contract: `Spec`, with the sha256 of every file above; written last
 
 A graph takes `input_ids` and `attention_mask`, int64 (batch, length), and gives `sentence_embedding`, float32
-(batch, dimension), not normalised. The graph contains all mathematics. This module does not run graphs.
+(batch, dimension), not normalised. The graph contains the whole model. This module does not run graphs.
 """
 
 import hashlib

@@ -32,7 +32,7 @@ CANARY_TEXTS: Final = (
     "Zürich, São Paulo, 東京 and Москва 🎸",
     "The committee met again, and the minutes were longer than before. " * 60,
 )
-"""An empty, a short and a very long text, questions, numbers, an address, code, [MASK] and several scripts."""
+"""An empty, a short and a very long text, a question, numbers, an address, code, [MASK] and several scripts."""
 
 TOLERANCES: Final = {"fp32": 1e-3, "fp16": 1e-2, "int8": 2e-2}
 """The largest allowed difference of any component between two machines, relative to the longest vector."""

@@ -437,7 +437,10 @@ class TextEncoder:
 
 
 def token_batches(lengths: Sequence[int], batch_tokens: int, batch_rows: int = sys.maxsize) -> Iterator[list[int]]:
-    """Yield rows in order of length, in batches whose padded size (longest x count) stays within `batch_tokens`."""
+    """Yield rows in order of length, in batches of at most `batch_rows` and `batch_tokens` (longest x count).
+
+    A longer row is a batch of its own.
+    """
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         if rows and (lengths[row] * (len(rows) + 1) > batch_tokens or len(rows) == batch_rows):
