@@ -332,7 +332,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _with_texts(batch: Any) -> Any:
-    """Decode the binary columns of a parquet batch that hold UTF-8, because Spark and others write text so."""
+    """Decode the binary columns of a parquet batch that hold UTF-8: Spark and others write text in this form."""
     from pyarrow import ArrowInvalid, string, types
 
     for place, column in enumerate(batch.schema):
