@@ -46,7 +46,7 @@ FRONT_MATTER: Final = re.compile(  # of Markdown: YAML whose first line is a key
 UNSEEN: Final = ("script", "style", "nav", "template", "noscript", "title")  # elements without visible text of the page
 TEXTS: Final = ("text", "body", "content", "passage", "description", "document")  # columns; the first that exists
 TITLES: Final = ("title", "heading", "name", "subject")
-NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path", "document")  # the last if it is not the text
+NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path", "document")  # skipped if it holds the text
 
 
 @dataclass(frozen=True)

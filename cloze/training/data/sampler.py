@@ -73,9 +73,9 @@ class LengthGroupedSampler(EpochSampler):
 class DistinctSampler(EpochSampler):
     """Batches in which no text occurs twice, in whatever column: it would be a negative of itself.
 
-    A row that does not fit waits for the next batch. At the end, rows that cannot fill a batch are dropped, as in
-    sentence-transformers' NoDuplicatesBatchSampler. The batches that are then missing come from a new order of all
-    rows, so that an epoch has as many batches as one in random order.
+    A row that does not fit waits for the next batch. At the end, rows that cannot fill a batch are dropped. The batches
+    that are then missing come from a new order of all rows, as in sentence-transformers' NoDuplicatesBatchSampler. So
+    an epoch has as many batches as one in random order.
     """
 
     def __init__(self, rows: Sequence[Sequence[str]], batch_size: int, seed: int) -> None:
