@@ -1,4 +1,4 @@
-"""Fine-tune an encoder by a recipe, evaluate it, and export it as a bundle. Needs the extra `train`."""
+"""Fine-tune an encoder with a recipe, evaluate it, and export it as a bundle. Needs the extra `train`."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from cloze.command import end_in_one_line
 
-os.environ |= {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # read once, when they are imported
+os.environ |= {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # both are read once, at import
 
 if sys.argv[:1] == ["-m"]:  # so it is while Python locates the module of `python -m training.NAME`
     sys.excepthook = end_in_one_line

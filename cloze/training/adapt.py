@@ -1,8 +1,8 @@
 """cloze adapt --documents PATHS --pairs FILE --out OUT: a run that is better on your own documents.
 
-Queries and the documents that answer them teach most; a hundred of them are much. A part of them is held out in each
-round of training, and the parent's share in the result is chosen by it. Without pairs, queries are made of the
-documents, and label.csv has the documents for which a real query would teach most.
+Queries and the documents that answer them help most; a hundred are already many. Each round of training holds out a
+part of them, which chooses the parent's share in the result. Without pairs, queries are made from the documents, and
+label.csv lists the documents for which a real query would help most.
 """
 
 import sys
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AdaptOptions.parse(arguments, "cloze adapt")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.adaptation.adapt import adapt
 
     adapt(

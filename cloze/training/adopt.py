@@ -1,6 +1,6 @@
-"""cloze adopt MODEL OUT: any model of sentence-transformers -> a bundle.
+"""cloze adopt MODEL OUT: any sentence-transformers model -> a bundle.
 
-The bundle is compared with sentence-transformers itself and written completely or not at all.
+The bundle is compared with sentence-transformers itself. It is written completely or not at all.
 """
 
 import sys
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AdoptOptions.parse(arguments, "cloze adopt")
 
-    # huggingface_hub and torch take seconds, for which help and a wrong option need not wait
+    # huggingface_hub and torch take seconds to load; help and option errors need not wait
     from cloze.adoption.hub import model_folder
 
     source = options.model

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AverageOptions.parse(arguments, "cloze average")
 
-    from cloze.training.loop.soup import average  # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.loop.soup import average  # torch takes seconds to load; help and option errors need not wait
 
     average(options.runs, options.out, options.weights, options.parent_share, options.parent)
 

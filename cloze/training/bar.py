@@ -1,7 +1,7 @@
-"""The progress bar of all commands that train or evaluate, and the console on which they say what they do.
+"""The progress bar of all commands that train or evaluate, and the console for their messages.
 
-Both are on stderr, in the first process of several. A bar has the time left, for work that takes longer than two
-seconds on a terminal, and is gone when the work is done. Training quiets the console of the other processes.
+Both write to stderr. On a terminal, work that takes longer than two seconds shows a bar with the time left, in the
+first process only; the bar disappears when the work is done. Training silences the console of the other processes.
 """
 
 import os

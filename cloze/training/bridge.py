@@ -1,8 +1,8 @@
-"""cloze bridge OLD NEW OUT --texts T: a map from a new model's vectors to those that an index holds.
+"""cloze bridge OLD NEW OUT --texts T: a map from a new model's vectors to the old model's vectors in an index.
 
 Two maps are fitted on the texts: an orthogonal one (Procrustes, Schönemann 1966) and an affine one (ridge regression).
-As in Drift-Adapter (arXiv:2509.23471), what counts is whether the old index finds the same texts: recall@10 of the old
-model's own results. Some texts are held out to choose the map, and others to judge the chosen one.
+As in Drift-Adapter (arXiv:2509.23471), the criterion is whether the old index finds the same texts: recall@10 of the
+old model's results. Some texts are held out to choose the map, and others to measure the chosen one.
 """
 
 import shlex
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 DEPTH: Final = 10  # results of a search
 LEAST_TEXTS: Final = 500
-QUERY_SHARE: Final = 0.1  # of the texts choose the map, and as many others judge it
-MOST_QUERIES: Final = 1000  # for each of the two
-DISTINCT: Final = 0.5  # of the vectors of different texts; fewer are of a language that a model does not know
-PENALTIES: Final = np.logspace(-3, 2, 6)  # of the ridge, chosen by leave-one-out
+QUERY_SHARE: Final = 0.1  # share of the texts that choose the map; as many others measure it
+MOST_QUERIES: Final = 1000  # for each of the two purposes
+DISTINCT: Final = 0.5  # least share of distinct vectors; a model that does not know the language has fewer
+PENALTIES: Final = np.logspace(-3, 2, 6)  # of ridge regression, chosen by leave-one-out
 Unit = Annotated[float, Field(ge=0, le=1)]
 Vectors = NDArray[np.floating]
 
 
 class Map(NamedTuple):
-    """`matrix` (new, old) and `offset` (old): unit vectors of the new model to vectors of the old one."""
+    """`matrix` (new, old) and `offset` (old) map unit vectors of the new model to vectors of the old one."""
 
     matrix: NDArray[np.floating]
     offset: NDArray[np.floating]
@@ -76,9 +76,9 @@ class BridgeOptions(Options):
 
 
 def orthogonal(new: Vectors, old: Vectors) -> Map:
-    """The matrix with orthonormal rows or columns (both, if the widths are equal) that brings `new` nearest to `old`.
+    """The matrix with orthonormal rows or columns (both, if the widths are equal) that maps `new` closest to `old`.
 
-    Rows of both are unit vectors of the same texts.
+    Both have unit vectors of the same texts as rows.
     """
     left, _, right = np.linalg.svd(new.T @ old, full_matrices=False)
     return Map(left @ right, np.zeros(old.shape[1]))
@@ -93,9 +93,9 @@ def affine(new: Vectors, old: Vectors) -> Map:
 
 
 def recalls(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPTH) -> NDArray[np.float64]:
-    """For each query the share of its old `depth` nearest documents that are found with the mapped vector (n).
+    """For each query the share of the `depth` documents nearest to its old vector that its mapped vector finds, (n).
 
-    `mapped`, `old` and `documents` are vectors of the old space; `old` is what the old model gives for the queries.
+    `mapped`, `old` and `documents` are vectors of the old space. `old` are the old model's vectors of the queries.
     """
     documents = units(documents)
     pairs = zip(nearest(units(mapped), documents, depth), nearest(units(old), documents, depth), strict=True)
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = BridgeOptions.parse(arguments, "cloze bridge")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.evaluation.subjects import subjects
 
     check_new_file(options.out)
@@ -146,7 +146,7 @@ def _texts(options: BridgeOptions) -> list[str]:
 
 
 def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, new_space: str, seed: int) -> Bridge:
-    """The better of the two maps, with what it keeps of the old results."""
+    """The better of the two maps, with the share of the old results that it keeps."""
     count = min(int(len(texts) * QUERY_SHARE), MOST_QUERIES)
     held_out, fitted = list(texts[: 2 * count]), list(texts[2 * count :])
     old_documents = units(old.documents(fitted))

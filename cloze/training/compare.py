@@ -11,7 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = CompareOptions.parse(arguments, "cloze compare")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.evaluation.compare import compare
 
     compare(options)

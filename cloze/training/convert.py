@@ -1,8 +1,8 @@
 """cloze convert BUNDLE OUT: a bundle that sentence-transformers can load as well.
 
-The graphs stay as they are. The weights come from the run that the bundle was exported from, if it is given; their
-digest shows that it is that run. Otherwise they are read back from a graph: those of an int8 graph are rounded, so that
-the vectors differ a little from the trained model's, about as much as the graph's own.
+The graphs do not change. The weights come from the run that the bundle was exported from, if it is given; their digest
+confirms that it is that run. Otherwise they are read back from a graph. The weights of an int8 graph are rounded, so
+that the vectors differ slightly from the trained model's, about as much as the vectors of the graph do.
 """
 
 import shutil
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def convert(path: Path, out: Path, run: Path | None) -> None:
-    """Raises ClozeError and leaves nothing behind then."""
-    # torch takes seconds, for which help and a wrong option need not wait
+    """Raises ClozeError, and then leaves nothing behind."""
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.export.parity import probes
     from cloze.training.hub.sentence_transformer import is_sentence_transformer, write
     from cloze.training.model.encoder import SentenceEncoder, weights_digest
@@ -68,7 +68,7 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
 
 
 def _check_run(run: Path, weights: str, bundle: Bundle) -> None:
-    """Raise RunError unless the bundle was exported from the run whose weights have this digest."""
+    """Raises RunError unless the bundle was exported from the run whose weights have this digest."""
     if CANARY_FILE not in bundle.spec.files:
         raise RunError(
             f"{bundle.path} was exported by an earlier Cloze, which stored no digest of the weights; export {run} "

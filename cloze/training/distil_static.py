@@ -1,4 +1,4 @@
-"""cloze distil-static BUNDLE OUT --corpus FILES: a bundle whose vectors are means of vectors of tokens."""
+"""cloze distil-static BUNDLE OUT --corpus FILES: a bundle whose vectors are means of token vectors."""
 
 import sys
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = DistilStaticOptions.parse(arguments, "cloze distil-static")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.export.static import distil
 
     distil(options.bundle, options.out, options.corpus, options.columns)

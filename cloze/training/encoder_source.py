@@ -1,6 +1,6 @@
-"""What the name of an encoder stands for: a run, a bundle, a folder, a hub name or cloze-mini; and how it is read.
+"""What the name of an encoder refers to (a run, a bundle, a folder, a hub name or cloze-mini), and its configuration.
 
-It needs neither torch nor transformers, so that recipes know an encoder's own template and pooling before they load it.
+It needs neither torch nor transformers, so that a recipe can use an encoder's template and pooling without loading it.
 """
 
 import json
@@ -18,8 +18,8 @@ from cloze.encoding.template import POOLINGS, TEXT
 from cloze.training.errors import RunError
 
 RECIPE_FILE: Final = "recipe.toml"  # of a run
-PROVENANCE_FILE: Final = "run.json"  # of a finished one
-MODEL: Final = "model"  # folder of its encoder
+PROVENANCE_FILE: Final = "run.json"  # of a finished run
+MODEL: Final = "model"  # folder of a run's encoder
 CONFIG_FILE: Final = "embedding_config.json"  # of an encoder that Cloze saved
 CONFIG_FIELDS: Final = ("template", "pooling", "final_period")  # fields of an embedding configuration
 
@@ -27,10 +27,10 @@ Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 
 
 def kind_of(source: str) -> Kind:
-    """Tell a run folder from a bundle from an encoder; a name that is not a folder is a hub name, so an encoder.
+    """Distinguish runs, bundles and encoders. A name that is not a folder is a hub name, and so an encoder.
 
-    `cloze-mini` is the bundle that comes with Cloze, unless there is a folder so called.
-    Raises RunError for a run that is not finished, and for a folder or file that is none of these.
+    `cloze-mini` is the bundle that comes with Cloze, unless there is a folder of that name.
+    Raises RunError for a run that is not finished, and for a folder or file that is not one of these.
     """
     path = locate(source)
     if (path / SPEC_FILE).is_file():
@@ -52,7 +52,7 @@ def kind_of(source: str) -> Kind:
 
 
 def encoder_folder(source: str) -> str:
-    """Where the weights of a run, a bundle or an encoder are; any other name stays as it is, for who loads it.
+    """The folder with the weights of a run, a bundle or an encoder. Any other name is returned unchanged.
 
     Raises RunError for a run that is not finished, and BundleError.
     """
@@ -70,10 +70,10 @@ def saved_config(folder: Path) -> Path | None:
 
 
 def own_config(source: str) -> dict[str, Any] | None:
-    """The template, the pooling and the final period with which an encoder is served; None if nothing says so.
+    """The template, the pooling and the final period with which an encoder is served; None if it has no such settings.
 
-    A run, a bundle and a model of sentence-transformers say so; a masked language model does not. Of a hub name, the
-    few small files that say it are fetched. Raises RunError, BundleError.
+    A run, a bundle and a sentence-transformers model have them; a masked language model does not. For a hub name, only
+    the few small files with these settings are fetched. Raises RunError, BundleError.
     """
     name = encoder_folder(source)
     folder = Path(name)
@@ -96,31 +96,31 @@ def keeps_own_config(source: str, given: BaseModel) -> bool:
 
 
 def of_library(source: str) -> bool:
-    """Whether sentence-transformers saved an encoder that is neither run nor bundle: a folder or a hub name."""
+    """Whether an encoder, a folder or a hub name, was saved by sentence-transformers and is neither run nor bundle."""
     folder = locate(source)
     file = folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE)
     return file is not None and file.is_file()
 
 
 def named_templates(source: str) -> dict[str, str]:
-    """The named templates that stand for the prompts of a sentence-transformers model; none of any other encoder."""
+    """A sentence-transformers model's prompts as named templates; none for any other encoder."""
     folder = Path(source)
     file = folder.joinpath if folder.is_dir() else lambda file: _fetched(source, file)
     config = _json(file(ST_CONFIG_FILE)) or {}
     try:
         return templates_of(config.get("prompts") or {}, config.get("default_prompt_name"), source)[1]
-    except AdoptionError:  # a prompt that no template can be; adopting the model says so
+    except AdoptionError:  # a prompt that cannot be a template; adopting the model reports it
         return {}
 
 
 def learnt_sentences(source: str) -> bool:
-    """Whether an encoder was trained for sentences, as far as is known: a run of `pretrain` was not."""
+    """Whether an encoder was trained for sentences, as far as is known. Only a run of `pretrain` is known not to be."""
     path = locate(source)
     return not (path / PROVENANCE_FILE).is_file() or provenance_in(path)["recipe"]["method"] != "mlm"
 
 
 def provenance_in(run: Path) -> dict[str, Any]:
-    """What run.json says. Raises RunError if it is damaged."""
+    """The contents of run.json. Raises RunError if it is damaged."""
     path = run / PROVENANCE_FILE
     provenance = _json(path)
     try:
@@ -131,8 +131,8 @@ def provenance_in(run: Path) -> dict[str, Any]:
 
 
 def _config_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | None:
-    """The template and the pooling of a model of sentence-transformers whose files `file` finds; None of any other."""
-    rows = [row for row in _json(file(MODULES_FILE)) or [] if isinstance(row, dict)]  # loading says what else is wrong
+    """The template and the pooling of a sentence-transformers model; `file` finds its files. None for other models."""
+    rows = [row for row in _json(file(MODULES_FILE)) or [] if isinstance(row, dict)]  # loading reports other errors
     path = next((row.get("path") for row in rows if str(row.get("type")).endswith("Pooling")), None)
     pooling = _json(file(f"{path}/config.json")) if path else None
     if not pooling:
@@ -147,12 +147,12 @@ def _config_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | N
 
 @cache
 def _fetched(name: str, file: str) -> Path | None:
-    """A file of a hub model; None if it has none, or if the hub cannot be reached."""
+    """A file of a hub model; None if the model lacks it, or if the hub cannot be reached."""
     from huggingface_hub import hf_hub_download  # here, because most encoders are folders
 
     try:
         return Path(hf_hub_download(name, file))
-    except Exception:  # the model is loaded next, and whatever is wrong is said then
+    except Exception:  # the model is loaded next, which reports the error
         return None
 
 
@@ -167,5 +167,5 @@ def _json(path: Path | None) -> Any:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether it has weights of torch; a bundle that has lost its contract has graphs only."""
+    """Whether it has torch weights. A bundle that has lost its contract has only graphs."""
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))

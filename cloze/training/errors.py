@@ -1,4 +1,4 @@
-"""What a user of the training commands can put right.
+"""Errors that a user of the training commands can fix.
 
 ClozeError
 ├── RecipeError     a key, value or file of a recipe

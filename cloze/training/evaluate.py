@@ -11,7 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = EvaluateOptions.parse(arguments, "cloze evaluate")
 
-    # torch takes seconds, for which help, a wrong option and a missing package need not wait
+    # torch takes seconds to load; help, option errors and a missing package need not wait
     if options.report:
         import matplotlib  # noqa: F401 - of another extra
     from cloze.training.evaluation.evaluate import evaluate

@@ -30,17 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = ExplainOptions.parse(arguments, "cloze explain")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.model.masked_words import MaskedWords
 
-    kind_of(options.encoder)  # raises RunError for a folder that is none
+    kind_of(options.encoder)  # raises RunError for a folder that is not a model
     words = MaskedWords.load(
         options.encoder,
         template=options.template,
         denoising=options.denoise,
         final_period=options.final_period,
     )
-    console = Console(width=None if sys.stdout.isatty() else 110)  # a pipe has no width of its own
+    console = Console(width=None if sys.stdout.isatty() else 110)  # a pipe has no width
     for text, likeliest in zip(options.texts, words.words(options.texts, options.top_k), strict=True):
         table = Table(title=Text(text), title_justify="left", min_width=30)
         table.add_column("token")

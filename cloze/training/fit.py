@@ -1,4 +1,4 @@
-"""cloze fit RECIPE [--key-name value ...]: train by a recipe and write a run folder.
+"""cloze fit RECIPE [--key-name value ...]: train with a recipe and write a run folder.
 
 Without arguments it lists the recipes. Under torchrun each process runs it, and the first one prints.
 """
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] in ("-h", "--help"):
         described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
         create_model("FitOptions", __base__=FitOptions, __doc__=described).parse(words, f"{name} RECIPE")
-    if words[0] == ADAPT:  # a road of several runs, with options of its own
+    if words[0] == ADAPT:  # a sequence of several runs, with its own options
         from cloze.training.adapt import main as adapt
 
         adapt(words[1:])
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise RecipeError(f"RECIPE {reason}: {name} RECIPE {words[0]} ...")
     recipe, options = recipe_of(words[0], words[1:], f"{name} {words[0]}")
 
-    from cloze.training.loop.run import train  # torch takes seconds, for which help and a wrong key need not wait
+    from cloze.training.loop.run import train  # torch takes seconds to load; help and key errors need not wait
 
     return train(recipe, options, Path(words[0]).stem)
 
 
 def overview(name: str) -> str:
-    """The shipped recipes, each with its first comment, and an example."""
+    """The shipped recipes, each with its first comment, and an example command."""
     lines = ["The recipes that come with Cloze (the path of a TOML file works as well):", ""]
     for recipe, text in shipped_recipes().items():
         lines.append(f"  {recipe:24} {text.splitlines()[0].lstrip('# ')}")

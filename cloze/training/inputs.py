@@ -1,6 +1,6 @@
-"""What a run reads besides its text: models, dev data and others, each with a digest that a resumed run compares.
+"""What a run reads besides its text (models, dev data and others), each with a digest that a resumed run compares.
 
-A name of the hub stands for the commit that is in the cache.
+A hub name stands for the commit that is in the cache.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ FILES: Final = ("dev", "teacher_vectors")
 
 
 def digests_of(recipe: Recipe) -> dict[str, str]:
-    """The digest of each, by its key and its name. Raises RunError, BundleError, CorpusError."""
+    """The digest of each input, by its key and its name. Raises RunError, BundleError, CorpusError."""
     keys = dict[str, Any](recipe)
     named = [(key, keys[key]) for key in MODELS if keys.get(key)]
     named += [("judges", name) for name in keys.get("judges", ())]
@@ -46,9 +46,9 @@ def _digest(place: str) -> str:
 
 
 def _is_beside(file: Path) -> bool:
-    """Whether a file of a model's folder decides no vector: hidden files, cards, and what `cloze head` and others add.
+    """Whether a file of a model's folder does not affect vectors: hidden files, cards, what `cloze head` etc. add.
 
-    A bundle's contract changes with these; its vector space does not.
+    A bundle's contract changes with these files; its vector space does not.
     """
     added = file.parts[0] == HEAD_FOLDER or file.name in (CALIBRATION_FILE, SPEC_FILE)
     return added or file.suffix in (".md", ".svg") or any(part.startswith(".") for part in file.parts)

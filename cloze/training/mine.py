@@ -1,8 +1,8 @@
 """cloze mine MODEL --pairs FILE --out FILE: hard negatives for pairs, found by a model.
 
-For each pair the texts most similar to its first text are its negatives: texts that are not its positive, and not as
-similar as the positive less `margin`, because those are often positives that nobody marked (NV-Retriever,
-arXiv:2407.15831). The result is a corpus with one more column per negative.
+The negatives of a pair are the texts most similar to its first text, without the positive and without texts whose
+similarity exceeds the positive's minus `margin`: those are often unmarked positives (NV-Retriever, arXiv:2407.15831).
+The result is a corpus with one more column per negative.
 """
 
 import csv
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = MineOptions.parse(arguments, "cloze mine")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.evaluation.subjects import subjects
 
     if options.out.suffix not in ENDINGS:
@@ -106,10 +106,10 @@ def mine(
     count: int,
     margin: float,
 ) -> list[tuple[str, ...]]:
-    """The `count` negatives of each pair, most similar first; none if there are fewer.
+    """The `count` negatives of each pair, most similar first; an empty tuple if there are fewer.
 
-    `likeness` (n) has each pair's own cosine, `neighbours` the cosines and the indices of its nearest `texts`. The
-    pair's own texts are left out, and so are the positives of other pairs with the same first text.
+    `likeness` (n) has the cosine of each pair, `neighbours` the cosines and the indices of its nearest `texts`. The
+    pair's own texts are excluded, and so are the positives of other pairs with the same first text.
     """
     own: dict[str, set[str]] = {}
     for text, positive in pairs:

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return resume(path)
     recipe, options = recipe_of("mlm", words, "cloze pretrain")
 
-    from cloze.training.loop.run import train  # torch takes seconds, for which help and a wrong key need not wait
+    from cloze.training.loop.run import train  # torch takes seconds to load; help and key errors need not wait
 
     return train(recipe, options, "mlm")
 

@@ -2,10 +2,10 @@
 
 recipe.toml        the resolved recipe
 data.json          the files of text: names, counts, digests
-encoder_data.json  the same of the run or the bundle from which the encoder comes
-inputs.json        digests of all else that is read: models, dev data and others
+encoder_data.json  the same for the run or the bundle that the encoder comes from
+inputs.json        digests of everything else that is read: models, dev data and others
 log.jsonl          one line per logged step: loss, its parts, rate, dev scores
-tensorboard/       the same for TensorBoard, where `report_to` has it
+tensorboard/       the same for TensorBoard, if `report_to` has it
 prepared/          the teacher's vectors of the texts, until training is finished
 checkpoint-N/      weights, optimiser, schedule and random states after step N
 model/             the chosen encoder, written when training is finished
@@ -35,7 +35,7 @@ from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, e
 from cloze.training.errors import RunError
 from cloze.training.recipes.recipe import Recipe, to_toml
 
-# what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
+# torch.save's messages when it cannot write, which omit the cause; torch 2.13 uses the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
 
 ADAPTED: Final = "adapt"  # the method of a run of `cloze adapt`
@@ -62,7 +62,7 @@ class Run:
 
     @classmethod
     def same(cls, path: Path, recipe: Recipe) -> Self:
-        """A run folder that does not exist yet, or a run by the same recipe. Raises RunError."""
+        """A run folder that does not exist yet, or a run with the same recipe. Raises RunError."""
         run = cls(path)
         if not run.recipe_file.is_file():
             return cls.fresh(path)
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def encoder_digest(self) -> str:
-        """The digest of the encoder that the run began with; "" where nothing says it, as of a mean of runs."""
+        """The digest of the encoder that the run began with; "" if it is not recorded, as for a mean of runs."""
         return next((digest for name, digest in self._inputs.items() if name.startswith("encoder ")), "")
 
     @property
@@ -111,12 +111,12 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """The weights of the best evaluation so far, those used in training only among them."""
+        """The weights of the best evaluation so far, including those used in training only."""
         return self.path / "best.safetensors"
 
     @property
     def prepared(self) -> Path:
-        """What a method computes of the texts before the first step; removed at the end."""
+        """What a method computes from the texts before the first step; removed at the end."""
         return self.path / "prepared"
 
     @property
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def export_command(self) -> str:
-        """What to write next, once the run is finished."""
+        """The command to run next, once the run is finished."""
         return f"cloze export {shlex.quote(str(self.path))} models/NAME"
 
     @property
@@ -141,7 +141,7 @@ class Run:
         return provenance_in(self.path)
 
     def warning(self) -> str | None:
-        """A line of warning if the finished run scores below the encoder that it began with."""
+        """A warning if the finished run scores below the encoder that it began with; else None."""
         provenance = self.provenance()
         if not provenance.get("below_parent"):
             return None
@@ -153,9 +153,9 @@ class Run:
 
     @contextmanager
     def space_for(self, size: int) -> Iterator[None]:
-        """Train with room for `size` bytes in the folder; for what it has already, too.
+        """Require space for a folder of `size` bytes within the context; existing files in it count.
 
-        Raises RunError before training if the disk has less, and when writing fails because it was filled since.
+        Raises RunError before training if the disk has less, and later if writing fails because the disk is full.
         """
         self._check_space(size)
         try:
@@ -180,7 +180,7 @@ class Run:
             )
 
     def _used(self) -> int:
-        """Bytes in the folder; a file that another process of torchrun removes meanwhile counts as none."""
+        """Bytes in the folder. A file that another process of torchrun removes meanwhile counts as 0."""
         used = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -189,14 +189,14 @@ class Run:
         return used
 
     def make(self) -> None:
-        """Make the folder, unless it is there. Raises OptionError if nothing can be written to it."""
+        """Make the folder, unless it exists. Raises OptionError if nothing can be written to it."""
         check_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
 
     def start(self, recipe: Recipe, corpus: Corpus, inputs: Mapping[str, str]) -> None:
-        """Make the folder with the recipe and the lists of text files, unless it has them.
+        """Make the folder, and write the recipe and the lists of text files unless it has them.
 
-        What the encoder was trained on is read now: its run or bundle may be another one when this run is finished.
+        The encoder's own training data is read now: its run or bundle may be replaced before this run is finished.
         Raises RunError, BundleError.
         """
         if self.data_file.is_file():
@@ -209,11 +209,11 @@ class Run:
         _write_json(self.data_file, _sources(corpus))
 
     def check_inputs(self, corpus: Corpus, inputs: Mapping[str, str]) -> None:
-        """Raises RunError if the text, a model or a file is not that of `start`.
+        """Raises RunError if the text, a model or a file has changed since `start`.
 
-        A resumed run would be neither the old one nor a new one.
+        A resumed run would then be neither the old run nor a new one.
 
-        Every process compares its own files, which may lie on the disk of its node.
+        Every process compares its own files, which may be on the disk of its node.
         """
         if changed := _different_texts(_read_json(self.data_file), _sources(corpus)):
             raise RunError(
@@ -223,13 +223,13 @@ class Run:
             raise RunError(f"{', '.join(changed)} has changed since {self.path} began; restore it, or train anew")
 
     def differences(self, other: Self) -> list[str]:
-        """Names of the text, the models and the files that the two runs did not read alike."""
+        """Names of the texts, models and files that differ between the two runs."""
         texts = _different_texts(_read_json(self.data_file), _read_json(other.data_file))
         return texts + _different_inputs(self._inputs, other._inputs)
 
     @property
     def _inputs(self) -> dict[str, str]:
-        """The digests of models and files; none of a mean of runs, and of a run that version 0.2 began."""
+        """The digests of models and files; none for a mean of runs, and for a run that version 0.2 began."""
         return dict(_read_json(self.inputs_file)) if self.inputs_file.is_file() else {}
 
     def rewind(self, processes: int = 1) -> Path | None:
@@ -285,7 +285,7 @@ class Run:
         self.write_provenance(provenance)
 
     def _all_data(self, corpus: Corpus) -> list[dict[str, Any]]:
-        """The files of text of the encoder and of this run, each once."""
+        """The text files of the encoder and of this run, each once."""
         has_encoder_data = self.encoder_data_file.is_file()  # a run that version 0.2 began has none
         encoder_data = _read_json(self.encoder_data_file) if has_encoder_data else []
         return _distinct([*encoder_data, *_sources(corpus)])
@@ -296,7 +296,7 @@ class Run:
 
 
 def _different_texts(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[str]:
-    """Names of the files of only one of two lists; or that these have another order."""
+    """Names of the files that only one of the two lists has; if there are none, a note that the order differs."""
     apart = [source["name"] for source in (*now, *before) if source not in before or source not in now]
     return list(dict.fromkeys(apart)) or ([] if before == now else ["their order"])
 
@@ -306,7 +306,7 @@ def _different_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list
 
 
 def parent_name(encoder: str) -> str:
-    """What a provenance calls an encoder: a hub name as it is, a folder or a run without its path."""
+    """An encoder's name in a provenance: a hub name unchanged, a folder or a run without its path."""
     path = Path(encoder).absolute()
     if not path.is_dir():
         return encoder
@@ -332,18 +332,18 @@ def provenance_of_encoder(encoder: str) -> dict[str, Any]:
 
 
 def with_sources(provenance: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """A provenance that names the files of one more corpus."""
+    """The provenance with the files of one more corpus."""
     return provenance | {"data": _distinct([*provenance["data"], *_sources(corpus)])}
 
 
 def _run_of(encoder: Path) -> Run | None:
-    """The run of which a folder is the model."""
+    """The run whose model folder this is; None if there is none."""
     run = Run(encoder.parent)
     return run if encoder == run.model and (run.finished or run.recipe_file.is_file()) else None
 
 
 def _trained_on(encoder: str) -> list[dict[str, Any]]:
-    """The files of text of the run or the bundle from which an encoder comes; none of others.
+    """The text files of the run or the bundle from which an encoder comes; none for other encoders.
 
     Raises RunError, BundleError.
     """
@@ -360,7 +360,7 @@ def _trained_on(encoder: str) -> list[dict[str, Any]]:
 
 
 def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:
-    """Whether a full disk raises this. Other errors, a GPU's out of memory among them, say nothing about the disk."""
+    """Whether a full disk can raise this error. Others, such as a GPU's out of memory, are not about the disk."""
     torch_wrote = isinstance(error, RuntimeError) and any(words in str(error) for words in TORCH_WRITING)
     return torch_wrote or is_full(error)
 
@@ -403,7 +403,7 @@ def _is_logged(line: str, step: int) -> bool:
 
 
 def _commit() -> str | None:
-    """The commit of Cloze's own working tree; None if it does not run from one, but from another project's perhaps."""
+    """The commit of Cloze's own working tree; None if Cloze is installed, even inside another project's tree."""
     root = Path(__file__).resolve().parents[2]
     try:
         result = subprocess.run(  # noqa: S603 - fixed arguments

@@ -1,4 +1,4 @@
-"""cloze templates ENCODER --dev FILE: the template that suits an untuned encoder best."""
+"""cloze templates ENCODER --dev FILE: find the template that suits an untuned encoder best."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = TemplateOptions.parse(arguments, "cloze templates")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.evaluation.templates import search
 
     search(options)

@@ -1,12 +1,12 @@
-"""cloze texts OUT --corpus FILES: the texts from which a student learns search as well as similarity.
+"""cloze texts OUT --corpus FILES: make texts from which a student learns search as well as similarity.
 
 Consecutive sentences become sentences, passages and short queries, in OUT/texts.jsonl: each once, in a random order.
-Where more are asked for than one pass over the sentences makes, further passes make others of the same sentences.
-Texts that stand alone, such as questions or definitions, stay as they are.
+If one pass over the sentences does not make enough texts, further passes make different ones from the same sentences.
+Texts that stand alone, such as questions or definitions, are not changed.
 
-Other passages of each source are kept out of training, in OUT/retrieval/SOURCE: a collection to search, of which each
-query is a sentence that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a
-few words. `cloze evaluate MODEL --data OUT --suite retrieval` scores them all.
+Other passages of each source are held out, in OUT/retrieval/SOURCE: a retrieval collection in which each query is a
+sentence that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a few words.
+`cloze evaluate MODEL --data OUT --suite retrieval` scores all collections.
 """
 
 import csv
@@ -35,15 +35,15 @@ from cloze.training.data.words import lower_words, words_of
 from cloze.training.errors import CorpusError, RunError
 
 Count = Annotated[int, Field(ge=0)]
-ARTICLE: Final = 400  # sentences between empty lines, at most; a longer run is cut into blocks
-BLOCK: Final = 40  # its consecutive sentences; texts are made inside one block, which is trained on or held out
+ARTICLE: Final = 400  # most sentences between empty lines; a longer sequence is cut into blocks
+BLOCK: Final = 40  # consecutive sentences of a block; texts are made within a block, which is trained on or held out
 PASSAGE_WORDS: Final = (50, 400)
-FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
-FEWEST_WORDS: Final = 4  # of its query: fewer would fit many passages
+FEWEST_SENTENCES: Final = 3  # of a held-out passage; one of them becomes the query
+FEWEST_WORDS: Final = 4  # of its query; fewer would fit many passages
 SENTENCE_ENDS: Final = re.compile(r"(?<=[.!?])\s+")
 QUERY_WORDS: Final = 9  # of a query, at most
-QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
-BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them
+QUESTION_SHARE: Final = 0.25  # of the queries begin with a question word
+BARE_SHARE: Final = 0.25  # of the queries lose the punctuation around them
 HELD_OUT_SHARE: Final = 0.1  # of a source's sentences, at most
 QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
 
@@ -124,14 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _name(source: str, used: Collection[str]) -> str:
-    """A folder's name for the collection of a file or a pattern, which no other source has."""
+    """A unique folder name for the collection of a file or a pattern."""
     name = re.sub(r"\W+", "-", Path(source).name.partition(".")[0]).strip("-") or "texts"
     names = chain([name], (f"{name}-{number}" for number in range(2, len(used) + 2)))
     return next(candidate for candidate in names if candidate not in used)
 
 
 def _read_singles(options: TextsOptions) -> dict[int, str]:
-    """Texts that stand alone, by their digest. Raises CorpusError if there are too few."""
+    """The texts that stand alone, by their digests. Raises CorpusError if there are too few."""
     if not options.single_texts:
         return {}
     singles = {_digest(text): text for (text,) in read_corpus(options.singles, options.columns).rows}
@@ -140,7 +140,7 @@ def _read_singles(options: TextsOptions) -> dict[int, str]:
 
 
 def _singles(options: TextsOptions, singles: dict[int, str], seen: set[int], rng: random.Random) -> list[str]:
-    """A sample of them, of which none is in `seen`. Raises CorpusError if there are too few."""
+    """A sample of the singles without those in `seen`. Raises CorpusError if there are too few."""
     unseen = [text for digest, text in singles.items() if digest not in seen]
     _check_singles(len(unseen), options)
     return rng.sample(unseen, options.single_texts)
@@ -154,7 +154,7 @@ def _check_singles(count: int, options: TextsOptions) -> None:
 def _blocks(corpus: Corpus, seen: set[int], rng: random.Random) -> Iterator[list[str]]:
     """Articles of a source, or blocks of long ones, in a random order.
 
-    `seen` has digests. A sentence that it has ends a block; the others are added to it, so that none is read twice.
+    `seen` has digests. A sentence in `seen` ends a block; the others are added to `seen`, so that none is read twice.
     """
     ends = [*corpus.starts, len(corpus)]
     spans = [
@@ -181,9 +181,9 @@ def _blocks(corpus: Corpus, seen: set[int], rng: random.Random) -> Iterator[list
 def _composed(
     blocks: Sequence[list[str]], targets: dict[str, int], seen: set[int], rng: random.Random
 ) -> Iterator[tuple[str, str]]:
-    """Texts with their kinds, in the shares of `targets`. None is in `seen`, where the digest of each is added.
+    """Texts with their kinds, as many of each as `targets` says. None is in `seen`; their digests are added to it.
 
-    The blocks are read again as long as they give other texts. Raises CorpusError if they give too few.
+    The blocks are read again as long as they give new texts. Raises CorpusError if they give too few.
     """
     remaining = dict(targets)
     while any(remaining.values()):
@@ -212,10 +212,10 @@ def _composed(
 def _held_out(
     blocks: Iterator[list[str]], sentences: int, options: TextsOptions, rng: random.Random
 ) -> tuple[list[tuple[str, str | None]], list[list[str]]]:
-    """Passages of a source, of the first of which a sentence is taken out to be the query.
+    """Held-out passages of a source. From the first ones a sentence is taken out as the query.
 
-    What they leave of a block is not trained on. Of the last block only as many sentences are read as may be held out;
-    the others are returned too.
+    The rest of their blocks is not trained on. From the last block only as many sentences are read as may be held out;
+    its other sentences are returned too.
     """
     collection: list[tuple[str, str | None]] = []
     rest: list[list[str]] = []
@@ -236,13 +236,13 @@ def _held_out(
 
 
 def _passage(block: list[str], rng: random.Random) -> tuple[str, list[str]]:
-    """The first sentences of a block as a passage, empty if they are too few, and the sentences after it."""
+    """The first sentences of a block as a passage (empty if they are too few), and the sentences after it."""
     length = _length(block, rng)
     return " ".join(block[:length]), block[length:]
 
 
 def _length(block: Sequence[str], rng: random.Random) -> int:
-    """How many sentences from the block's first make a passage of a random length; 0 if they are too short."""
+    """How many of the block's first sentences make a passage of a random length; 0 if they are too short."""
     shortest, longest = PASSAGE_WORDS
     target, words = rng.triangular(shortest, longest, shortest), 0
     for number, sentence in enumerate(block):
@@ -255,7 +255,7 @@ def _length(block: Sequence[str], rng: random.Random) -> int:
 
 
 def bare(text: str) -> str:
-    """The words without punctuation, which carries little of the meaning but moves a vector, and a period."""
+    """The words without punctuation, which carries little meaning but changes a vector, followed by a period."""
     words = " ".join(words_of(text)) or text
     return f"{words}."
 
@@ -273,13 +273,13 @@ def query_of(sentence: str, rng: random.Random, fewest: int = 1) -> str:
 
 
 def _digest(text: str) -> int:
-    """Of the words alone: a text with other punctuation or capitals is the same text."""
+    """The digest of the words alone: texts that differ in punctuation or capitals are the same text."""
     words = " ".join(lower_words(text))
     return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little")
 
 
 def _texts_of(path: Path) -> Iterator[str]:
-    """Lines of a file, their cells, the strings of JSON objects and of parquet; of a folder, those of all its files.
+    """A file's lines, their cells, and the strings of JSON objects and of parquet. For a folder, those of all files.
 
     Raises CorpusError if it does not exist or is not text.
     """
@@ -304,13 +304,13 @@ def _texts_of(path: Path) -> Iterator[str]:
 
 
 def _with_sentences(text: str) -> Iterator[str]:
-    """A text, and its sentences: a document is not to be trained on sentence by sentence either."""
+    """A text and its sentences: an excluded document must not be trained on sentence by sentence either."""
     yield text
     yield from (sentence for sentence in SENTENCE_ENDS.split(text) if len(sentence.split()) >= FEWEST_WORDS)
 
 
 def _lines(file: Path) -> list[str]:
-    """Read a text file in UTF-8, or in Latin-1 as some published sets are. Raises CorpusError if it is not text."""
+    """Read a text file in UTF-8, or in Latin-1, which some published sets use. Raises CorpusError if it is not text."""
     try:
         return list(read_lines(file))
     except CorpusError as error:
@@ -323,14 +323,14 @@ def _lines(file: Path) -> list[str]:
 
 
 def _cells(lines: Sequence[str], separator: str) -> Iterator[str]:
-    """Yield the cells of a csv file's lines, until one that is not in this format."""
+    """Yield the cells of a csv file's lines, up to the first line that is not csv."""
     with suppress(csv.Error):
         for cells in csv.reader(lines, delimiter=separator):
             yield from cells
 
 
 def _json_strings(line: str) -> list[str]:
-    """The strings in a JSON value; none of text that is not JSON."""
+    """The strings in a JSON value; none for text that is not JSON."""
     try:
         return _strings(json.loads(line))
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""cloze weigh MODEL --corpus FILES --out OUT: a run whose mean counts frequent tokens less.
+"""cloze weigh MODEL --corpus FILES --out OUT: a run whose mean pooling gives frequent tokens less weight.
 
-Nothing is trained: the tokens of the corpus are counted (training/model/token_weights.py). Search gains more than
+Nothing is trained: the tokens of the corpus are counted (training/model/token_weights.py). It improves search more than
 similarity. Export and evaluate OUT like any other run.
 """
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = WeighOptions.parse(arguments, "cloze weigh")
 
-    from cloze.training.loop.weigh import weigh  # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.loop.weigh import weigh  # torch takes seconds to load; help and option errors need not wait
 
     weigh(options.model, options.out, options.corpus, options.columns, options.smoothing)
 

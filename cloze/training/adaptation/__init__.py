@@ -1,1 +1,1 @@
-"""Rounds of training on a user's own documents and queries, and whether they helped."""
+"""Rounds of training on a user's own documents and queries, with a measurement of the gain."""

@@ -1,8 +1,8 @@
-"""From a user's documents and judged queries to a run that is better on them, or a plain word that it is not.
+"""From a user's documents and judged queries to a run that is better on them, or a statement that it is not.
 
-documents, pairs -> judgements -> rounds of training on a part of the queries each, scored on the others -> a last round
-on all queries -> the mean of all rounds and the parent, whose share the held-out queries chose. The parent alone is a
-candidate.
+documents, pairs -> judgements -> rounds of training, each on a part of the queries and scored on the others -> a last
+round on all queries -> the mean of all rounds and the parent. The held-out queries choose the parent's share, which may
+be 1: the parent alone.
 """
 
 import csv
@@ -43,17 +43,17 @@ FOLDER: Final = "rounds-of-adapt"
 
 FEWEST_QUERIES: Final = 10
 FEWEST_DOCUMENTS: Final = 50
-MOST_DOCUMENTS: Final = 10_000  # that are trained on and searched; all are embedded once
-MOST_FOR_GROWTH: Final = 5000  # documents: with more, a round for what more queries would bring takes too long
+MOST_DOCUMENTS: Final = 10_000  # to train on and to search; all of them are embedded once
+MOST_FOR_GROWTH: Final = 5000  # documents; with more, the extra round that measures `growth` takes too long
 ROUNDS: Final = 2
-SHARES: Final = (0.3, 0.5)  # of the parent
-CAUTIOUS: Final = (0.5, 0.7)  # the same where nobody judged the queries held out
-MADE: Final = 150  # queries that are made and held out, at most; one of every three documents
+SHARES: Final = (0.3, 0.5)  # the parent's shares that are tried
+CAUTIOUS: Final = (0.5, 0.7)  # the same if the held-out queries are synthetic
+MADE: Final = 150  # most synthetic queries that are held out; at most one for every three documents
 EXAMPLES: Final = 10
 TO_LABEL: Final = 50
-FOREIGN: Final = 1.5  # tokens of a word of letters, on average; English, also with code, takes less than 1.3
+FOREIGN: Final = 1.5  # mean tokens per word of letters; English, even with code, has fewer than 1.3
 LETTERS: Final = re.compile(r"[^\W\d_]+")
-SAMPLE: Final = 200  # documents that decide it
+SAMPLE: Final = 200  # documents in which they are counted
 
 
 def adapt(
@@ -65,7 +65,7 @@ def adapt(
     out: Path,
     seed: int,
 ) -> None:
-    """Write the run `out`. Whatever is wrong with the files is said before anything is computed. Raises ClozeError."""
+    """Write the run `out`. Errors in the files are reported before anything is computed. Raises ClozeError."""
     kind_of(encoder)
     if (out / FOLDER).is_dir():
         _remove_unfinished(out)
@@ -106,31 +106,31 @@ def adapt(
 class AdaptationResult:
     """The runs to average with the parent, and nDCG@10 of each held-out query, (n).
 
-    `before` is that of the parent, `after` that of its mean with the runs, by each share of the parent that was tried.
+    `before` has the parent's scores. `after` has those of its mean with the runs, for each share that was tried.
     """
 
     runs: list[Path]
     before: NDArray[np.float64]
     after: dict[float, NDArray[np.float64]]
-    judged: bool  # by somebody
-    growth: float | None = None  # of the first round's mean, from half of its queries to all of them
+    judged: bool  # whether people judged the held-out queries
+    growth: float | None = None  # gain of the first round's mean from half of its queries to all of them
 
     @property
     def share(self) -> float:
-        """The parent's share of which the held-out queries gain most; 1, the parent alone, where no gain is sure."""
+        """The parent's share with the highest sure gain on held-out queries; 1, the parent alone, if there is none."""
         return max(filter(self._is_sure, self.after), key=self._mean, default=1.0)
 
     @property
     def shown(self) -> float:
-        """That share, or the best that was tried."""
+        """`share`, or if that is 1 the best share that was tried."""
         return self.share if self.share < 1 else max(self.after, key=self._mean)
 
     def gains(self, share: float) -> NDArray[np.float64]:
-        """Of each held-out query, (n)."""
+        """The gain of each held-out query, (n)."""
         return self.after.get(share, self.before) - self.before
 
     def _is_sure(self, share: float) -> bool:
-        """More than one standard error; where nobody judged the queries, with its whole interval above 0."""
+        """Whether the mean gain exceeds one standard error; for synthetic queries, whether its interval is above 0."""
         gains = self.gains(share)
         return bool(gains.mean() > gains.std() / len(gains) ** 0.5 if self.judged else mean_interval(gains)[0] > 0)
 
@@ -139,12 +139,12 @@ class AdaptationResult:
 
 
 def _with_labels(rounds: Rounds) -> AdaptationResult:
-    """Rounds that hold out another part of the queries each, and a last one that learns from all, if that helps.
+    """Rounds that each hold out a different part of the queries, and, if these gain, a last one on all queries.
 
-    All of them are in the mean, because those on parts of the queries are trained anyway.
+    The mean includes all of them, because the rounds on parts of the queries are trained anyway.
     """
     count, everything = len(rounds.judged), range(len(rounds.judged.documents))
-    spellings = rounds.judged.spellings()  # one that is learnt would give away another that is held out
+    spellings = rounds.judged.spellings()  # to learn one spelling would give away a held-out one
     split = KFold(ROUNDS, shuffle=True, random_state=rounds.seed).split(np.arange(len(spellings)))
     runs, before, scores = list[Path](), list[NDArray[np.float64]](), list[dict[float, NDArray[np.float64]]]()
     halves = ([sorted(chain(*(spellings[place] for place in part))) for part in both] for both in split)
@@ -172,19 +172,19 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
 
 
 def _scores(run: Path, held_out: HeldOutQueries, share: float, parent: SentenceEncoder) -> NDArray[np.float64]:
-    """nDCG@10 of each query, of the mean of a round and the parent, which has this share."""
+    """nDCG@10 of each query, for the mean of a round and the parent, with this share of the parent."""
     return held_out.scores(*search_embedders(_mean_of([run], share, parent)[0]))
 
 
 def _mean_of(runs: Sequence[Path], share: float, parent: SentenceEncoder) -> tuple[SentenceEncoder, dict[str, Any]]:
-    """The mean of rounds and the parent, which reads as many tokens as the parent, and its provenance."""
+    """The mean of rounds and the parent, with the parent's `max_tokens`, and its provenance."""
     mean, provenance = average_weights(runs, parent_share=share)
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": parent.config.max_tokens}))
     return mean, provenance
 
 
 def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
-    """Queries made of some documents, to be held out, and those documents' indices. Raises CorpusError."""
+    """Synthetic queries to be held out, and the indices of their documents. Raises CorpusError."""
     order = np.random.default_rng(seed).permutation(len(documents))
     queried = sorted(order[: min(MADE, len(documents) // 3)].tolist())
     queries = make_queries(documents, queried, seed)
@@ -197,11 +197,11 @@ def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements,
 
 
 def _without_labels(rounds: Rounds, synthetic: Judgements, queried: Sequence[int]) -> AdaptationResult:
-    """One round; held out are queries that were made of other documents. A gain that may be chance is none."""
+    """One round. Synthetic queries of other documents are held out. A gain that may be chance does not count."""
     sources = sorted({*range(len(synthetic.documents))} - {*queried})
     console.print(f"one round: queries made of {len(sources):,} documents, {len(synthetic)} of others held out")
     vectors = rounds.vectors.copy()
-    shortened = [synthetic.documents[place] for place in queried]  # without the sentences taken out
+    shortened = [synthetic.documents[place] for place in queried]  # without the sentences that became queries
     vectors[queried] = rounds.embedded(DOCUMENT, shortened)
     held_out = rounds.held_out_of(synthetic, list(range(len(synthetic))), vectors)
     before, run = held_out.scores(*search_embedders(rounds.parent)), rounds.train("round-1", [], sources)
@@ -212,7 +212,7 @@ def _without_labels(rounds: Rounds, synthetic: Judgements, queried: Sequence[int
 def _write(
     run: Run, result: AdaptationResult, parent: SentenceEncoder, recipe: dict[str, Any], data: Sequence[Source]
 ) -> None:
-    """The run: the mean of the rounds and the parent, or the parent as it is."""
+    """Write the run: the mean of the rounds and the parent, or the parent unchanged."""
     encoder = recipe["encoder"]
     if result.share < 1:
         mean, provenance = _mean_of(result.runs, result.share, parent)
@@ -234,7 +234,7 @@ def _write(
 
 
 def _source(paths: Sequence[str], texts: Sequence[str]) -> Source:
-    """What was read, as a provenance names it: the last parts of the paths, the number of texts, and their digest."""
+    """What was read, for the provenance: the last parts of the paths, the number of texts, and their digest."""
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return Source(name=", ".join(Path(path).name for path in paths), sentences=len(texts), sha256=digest)
 
@@ -260,7 +260,7 @@ def _judgements(pairs: Path | None, documents: Sequence[Document], columns: Sequ
 
 
 def _smaller(judged: Judgements, seed: int) -> Judgements:
-    """At most MOST_DOCUMENTS: those that somebody judged, and others at random."""
+    """At most MOST_DOCUMENTS documents: all judged ones, and others at random."""
     count = len(judged.documents)
     if count <= MOST_DOCUMENTS:
         return judged
@@ -275,7 +275,7 @@ def _smaller(judged: Judgements, seed: int) -> Judgements:
 
 
 def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None) -> None:
-    """What was read, with examples, before anything is trained."""
+    """Print what was read, with examples, before anything is trained."""
     files = len({document.name for document in documents})
     console.print(f"documents: {len(judged.documents):,}" + (f", of {files:,} files or rows" if documents else ""))
     if pairs is None:
@@ -305,7 +305,7 @@ def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> Non
 
 
 def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) -> None:
-    """The figures, what they mean, and the next command."""
+    """Print the figures, what they mean, and the next command."""
     gains = result.gains(result.shown)
     (low, high), before, gain = mean_interval(gains), result.before.mean(), gains.mean()
     held_out = f"{len(result.before):,} queries held out: nDCG@10 {before:.1f} with {encoder}"
@@ -330,7 +330,7 @@ def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) ->
 
 
 def _remove_unfinished(out: Path) -> None:
-    """Remove what an `adapt` that was stopped has left, which nothing can continue from, unless its run is finished."""
+    """Remove the files of an interrupted `adapt`, which cannot be resumed, unless its run is finished."""
     run = Run(out)
     if not run.finished:
         for folder in (run.model, out / FOLDER):
@@ -340,22 +340,22 @@ def _remove_unfinished(out: Path) -> None:
 
 
 def _write_documents(file: Path, documents: Sequence[Document]) -> None:
-    """The texts as they were trained on, so that a search can embed the same ones."""
+    """Write the texts that were trained on, so that a search can embed the same ones."""
     with file.open("w", encoding="utf-8") as out:
         for document in documents:
             out.write(json.dumps({"document": document.name, "text": document.text}, ensure_ascii=False) + "\n")
 
 
 def _write_to_label(file: Path, documents: Sequence[str], vectors: NDArray[np.float32], seed: int) -> None:
-    """The documents that are most worth a query: of each of TO_LABEL groups, the one that is most like others.
+    """Write the documents for which a query is worth most: of each of TO_LABEL groups, the one nearest to another.
 
-    Groups are far from each other, so that the queries cover the collection, and a document that has near neighbours is
-    one that a search is likely to confuse (arXiv:2604.25142).
+    Groups are far from each other, so that the queries cover the collection. A search is likely to confuse a document
+    with its near neighbours (arXiv:2604.25142).
     """
     count = min(TO_LABEL, len(documents))
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # fewer distinct vectors than groups
         groups = KMeans(count, random_state=seed, n_init=1).fit_predict(vectors)
-    nearest = np.array([np.partition(vectors @ vector, -2)[-2] for vector in vectors])  # beside itself
+    nearest = np.array([np.partition(vectors @ vector, -2)[-2] for vector in vectors])  # other than itself
     members = (np.flatnonzero(groups == group).tolist() for group in np.unique(groups))
     chosen = [max(places, key=lambda place: float(nearest[place])) for places in members]
     with file.open("w", encoding="utf-8-sig", newline="") as out:  # so that Excel reads it as UTF-8

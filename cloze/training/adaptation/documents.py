@@ -1,7 +1,7 @@
 """A user's documents: rows of a table, or the passages of text, Markdown and HTML files.
 
-A row (csv, tsv, jsonl, parquet) is a document: its title, a blank, and its text. A file of text is longer than what an
-encoder reads, so it is cut at blank lines and headings into passages of up to `PASSAGE_WORDS` words, each with the
+A row (csv, tsv, jsonl, parquet) is a document: its title, a blank, and its text. A text file is longer than an
+encoder's input, so it is cut at blank lines and headings into passages of up to `PASSAGE_WORDS` words, each with the
 heading above it.
 """
 
@@ -30,37 +30,37 @@ BLOCKS: Final = [
     *("div", "section", "article", "main", "aside", "header", "footer", "address", "figure", "form", "body"),
     *("option", "button", "label", "legend"),
 ]
-ELEMENTS: Final = frozenset(  # besides these, and those of UNSEEN
+ELEMENTS: Final = frozenset(  # HTML elements besides BLOCKS and UNSEEN
     "a abbr audio b base bdi bdo br canvas center cite code col colgroup data datalist del dfn dialog dl em embed "  # noqa: SIM905
     "fieldset font head hgroup hr html i iframe img input ins kbd link map mark menu meta meter object ol optgroup "
     "output picture progress q rp rt ruby s samp search select slot small source span strike strong sub sup svg table "
     "tbody tfoot thead time tr track tt u ul var video wbr".split()
 )
-RAW: Final = ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")  # up to their end
+RAW: Final = ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")  # raw text to their end
 TAG: Final = re.compile(r"<(?=/?([A-Za-z][\w:-]*))")
-FRONT_MATTER: Final = re.compile(  # of Markdown, in YAML, whose first line is a key, or in TOML
+FRONT_MATTER: Final = re.compile(  # of Markdown: YAML whose first line is a key, or TOML
     r"\A(?:---[ \t]*\r?\n(?=(?:[ \t]*(?:#.*)?\r?\n)*[\w\"'-]+[ \t]*:).*?^(?:---|\.\.\.)|"
     r"\+\+\+[ \t]*\r?\n.*?^\+\+\+)[ \t]*\r?$",
     re.MULTILINE | re.DOTALL,
 )
-UNSEEN: Final = ("script", "style", "nav", "template", "noscript", "title")  # of HTML: no text of the page
-TEXTS: Final = ("text", "body", "content", "passage", "description", "document")  # columns, the first that is there
+UNSEEN: Final = ("script", "style", "nav", "template", "noscript", "title")  # elements without visible text of the page
+TEXTS: Final = ("text", "body", "content", "passage", "description", "document")  # columns; the first that exists
 TITLES: Final = ("title", "heading", "name", "subject")
-NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path", "document")  # the last unless it is the text
+NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path", "document")  # skipped if it holds the text
 
 
 @dataclass(frozen=True)
 class Document:
-    """`name` is what pairs may call it: a row's id, or a file's path below its folder. A file's passages share it."""
+    """Pairs may refer to it by `name`: a row's id, or a file's path below its folder. A file's passages share it."""
 
     name: str
     text: str
 
 
 def read_documents(paths: Sequence[Path], columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of files and folders; `columns` are those of tables whose texts are joined by a blank.
+    """The documents of files and folders. `columns` are columns of tables, whose texts are joined by a blank.
 
-    Hidden files are left out. Documents of one text are there by each of their names. Raises CorpusError.
+    Hidden files are skipped. A text with several names is a document for each of them. Raises CorpusError.
     """
     if columns and all(path.is_dir() or path.suffix.lower() in TEXT_FILES for path in paths):
         raise CorpusError("--document-columns names columns of tables, and there is no table in --documents")
@@ -89,7 +89,7 @@ def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> s
 
 
 def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
-    """The documents of a file, or of a folder's files below any depth, by name. Raises CorpusError."""
+    """The documents of a file, or of a folder's files at any depth, sorted by name. Raises CorpusError."""
     if path.is_dir():
         files = files_below(path)
         texts = [file for file in files if file.suffix.lower() in TEXT_FILES]
@@ -114,7 +114,7 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
 
 
 def _of_files(files: dict[str, Path], folder: Path) -> Iterator[Document]:
-    """The passages of a folder's files by their names. Raises CorpusError once for all that cannot be read."""
+    """The passages of a folder's files. Raises a single CorpusError for all files that cannot be read."""
     empty, problems = list[str](), list[str]()
     for name, file in bar(files.items(), desc="reading", unit=" files"):
         try:
@@ -139,7 +139,7 @@ def _passages(file: Path, name: str) -> Iterator[Document]:
         if words and (is_heading or len(words) + len(new) > PASSAGE_WORDS):
             yield Document(name, f"{heading} {' '.join(words)}".strip())
             words = []
-        if is_heading:  # of a heading without words of its own the next one is a part
+        if is_heading:  # directly after another heading, it is appended to that one
             heading = " ".join(new) if used else f"{heading} {' '.join(new)}"
             used = False
             continue
@@ -169,7 +169,7 @@ def _blocks(file: Path) -> Iterator[tuple[bool, str]]:
     for tag in soup(["br", "wbr", "hr", "img"]):
         tag.replace_with(" ")
     strings = (string for string in soup.find_all(string=True) if type(string) is NavigableString)
-    for _, group in groupby(strings, key=lambda string: id(string.find_parent(BLOCKS))):  # equal blocks are two
+    for _, group in groupby(strings, key=lambda string: id(string.find_parent(BLOCKS))):  # equal blocks stay separate
         first, *others = group
         block = first.find_parent(BLOCKS)
         if words := " ".join("".join((first, *others)).split()):
@@ -177,7 +177,7 @@ def _blocks(file: Path) -> Iterator[tuple[bool, str]]:
 
 
 def _escaped(html: str) -> str:
-    """HTML in Markdown: what HTML has not stays text, such as List<String>, and so does an open <script>."""
+    """Escape what is not HTML in Markdown's HTML, such as List<String>, and a <script> that is not closed."""
 
     def escaped(tag: re.Match[str]) -> str:
         name = tag[1].lower()

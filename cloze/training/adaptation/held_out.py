@@ -1,8 +1,8 @@
 """How well an encoder ranks the documents of queries that it was not trained on.
 
-Ranked are the documents that answer a query, those that the encoder before training ranks first for it, and those that
-fit its words best (BM25), of all queries of a round together: embedding all documents again for every candidate would
-take longer than training.
+The documents that are ranked are the same for all queries of a round: for each query those that answer it, those that
+the encoder ranks first before training, and those that fit its words best (BM25). Embedding all documents again for
+every candidate would take longer than training.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from cloze.training.data.lexical import Lexical, beside
 from cloze.training.evaluation.measures import Embed, nearest
 from cloze.training.evaluation.search import rankings, search_metrics
 
-NEAREST: Final = 10  # documents of a query by cosine, and as many by its words
-LEXICAL_WEIGHTS: Final = (0.2, 0.1, 0.3, 0.5)  # of equal ones the first
+NEAREST: Final = 10  # documents per query by cosine, and as many by BM25
+LEXICAL_WEIGHTS: Final = (0.2, 0.1, 0.3, 0.5)  # on a tie the first wins
 
 
 @dataclass(frozen=True)
 class HeldOutQueries:
-    """Queries of `judged` that are not trained on, and the documents among which they are ranked, by their indices."""
+    """Held-out queries of `judged`, and the documents (`pool`) that are ranked for them, both by their indices."""
 
     judged: Judgements
     queries: list[int]
@@ -34,7 +34,7 @@ class HeldOutQueries:
     def among_nearest(
         cls, judged: Judgements, queries: list[int], vectors: NDArray[np.float32], query_vectors: NDArray[np.float32]
     ) -> "HeldOutQueries":
-        """`vectors` (m, d) are those of all documents and `query_vectors` (n, d) of the queries, of length 1."""
+        """Choose the pool with the unit vectors of all documents (m, d) and of the queries (n, d)."""
         lexical, pool = Lexical(judged.documents), dict[int, None]()
         neighbours = bar(
             nearest(query_vectors, vectors, NEAREST), total=len(queries), desc="searching", unit=" queries"
@@ -65,9 +65,9 @@ def best_lexical_weight(
     query_vectors: NDArray[np.float32],
     lexical: Lexical,
 ) -> float:
-    """The weight of BM25 beside a cosine with which `queries` find their documents best, by nDCG@10 among all.
+    """The weight of BM25, added to the cosine, with which `queries` have the highest nDCG@10 among all documents.
 
-    `vectors` (m, d) and `lexical` are those of all documents and `query_vectors` (n, d) of the queries, of length 1.
+    `vectors` (m, d) and `lexical` are of all documents, `query_vectors` (n, d) of the queries. Vectors have length 1.
     """
     own = _own(judged, queries)
     ranked_by_weight: dict[float, list[NDArray[np.intp]]] = {weight: [] for weight in LEXICAL_WEIGHTS}
@@ -92,7 +92,7 @@ def _relevance(judged: Judgements, queries: Sequence[int]) -> list[dict[int, int
 
 
 def _own(judged: Judgements, queries: Sequence[int]) -> dict[int, int]:
-    """A query that is itself a document, as a text among texts of its class: it is not to find itself."""
+    """Query -> the same text among the documents, as with texts of a class. A query is not to find itself."""
     documents = {text: place for place, text in enumerate(judged.documents)}
     places = ((number, documents.get(judged.queries[query])) for number, query in enumerate(queries))
     return {number: place for number, place in places if place is not None}

@@ -1,14 +1,14 @@
-"""A user's judgements: which documents answer which queries, as people have them.
+"""A user's judgements: which documents answer which queries, in the formats that users have.
 
 | file | columns | what it says |
 | --- | --- | --- |
 | pairs, or a search log | `query` and `document` | the document, a text or the name of one, answers the query |
-| graded pairs | `query`, `document` and `score` | above 0 it does, at 0 or below it does not |
+| graded pairs | `query`, `document` and `score` | above 0 it answers the query, at 0 or below it does not |
 | duplicates | `sentence1`, `sentence2` and `label`: 1 or 0 | two texts of the same meaning, or not |
 | classes | `text` and `label` | texts of one label belong together |
 | a folder in BEIR's layout | | queries, documents and judgements |
 
-Columns of other names are named in that order. All become queries with graded documents.
+Columns with other names are given in that order. All formats become queries with graded documents.
 """
 
 import random
@@ -27,7 +27,7 @@ from cloze.training.errors import CorpusError
 from cloze.training.evaluation.own_data import TRUTH
 from cloze.training.evaluation.search import check_grade, load_collection
 
-KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns, the first that are all there
+KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # column names; the first set that is complete is read
     "scored": (("query", "document", "score"), ("query", "document", "label"), ("sentence1", "sentence2", "label")),
     "pairs": (
         ("query", "document"),
@@ -42,12 +42,12 @@ KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns
 }
 
 NAMES: Final = re.compile(r"[!-~]+")
-FILE_NAME: Final = re.compile(  # of a few words, and an ending that texts do not have
+FILE_NAME: Final = re.compile(  # a few words, and an ending that texts do not have
     r"(?:\S+ ){0,7}\S*\.(?:txt|md|markdown|html?|pdf|docx?|odt|rtf|epub|pptx?|odp|xlsx?|ods|rst|tex|xml|eml|msg)",
     re.IGNORECASE,
 )
-MANY_PASSAGES: Final = 20  # of one file that a query names
-CLASS_TEXTS: Final = 5000  # with labels; each query has a judgement for every text of its label
+MANY_PASSAGES: Final = 20  # of one file that is named as an answer
+CLASS_TEXTS: Final = 5000  # most labelled texts; each query has a judgement for every text of its label
 CLASS_QUERIES: Final = 300
 
 Item = TypeVar("Item")
@@ -55,7 +55,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Judgements:
-    """`grades[i]` maps a document's index to its grade for query i: above 0 where it answers it, below where not."""
+    """`grades[i]` maps a document's index to its grade for query i: above 0 if it answers the query, else below."""
 
     queries: list[str]
     documents: list[str]
@@ -65,7 +65,7 @@ class Judgements:
         return len(self.queries)
 
     def spellings(self) -> list[list[int]]:
-        """The queries, by their indices, that differ only in capitals and blanks."""
+        """Groups of queries, by their indices, that differ only in capitals and blanks."""
         same: dict[str, list[int]] = defaultdict(list)
         for number, query in enumerate(self.queries):
             same[" ".join(query.casefold().split())].append(number)
@@ -76,7 +76,7 @@ class Judgements:
 
 
 def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str] = ()) -> Judgements:
-    """Queries that have a document which answers them, and all documents. Raises CorpusError."""
+    """The queries that some document answers, and all documents. Raises CorpusError."""
     if path.is_dir():
         if columns:
             raise CorpusError(f"{path} is a folder in BEIR's layout, whose names are known; leave out --columns")
@@ -103,7 +103,7 @@ def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[s
         raise CorpusError(
             f"one column, {columns[0]}, makes no pairs; name the query's, the document's, and a score's if any"
         )
-    if columns:  # of a pair, the first named is the query
+    if columns:  # in a pair, the column that is named first is the query
         known = ((kind, names) for kind, choices in KINDS.items() for names in choices if set(names) == set(columns))
         kind, names = next(known, ("pairs", tuple(columns)))
         return (kind, tuple(columns) if kind == "pairs" else names)
@@ -127,11 +127,11 @@ def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[
 
 
 def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document], path: Path) -> Judgements:
-    """A document's cell is its text, or its name where a document is called so; a name of none is left out."""
-    judged = [  # of the others nobody has written a query yet, or judged it
+    """A document's cell is its text or the name of a document. Names of unknown documents are skipped."""
+    judged = [  # the other rows lack a query or a judgement so far
         (query, answer, _grade(score[0], location) if score else 1.0)
         for location, (query, answer, *score) in cells
-        if query and answer and query != answer and score != [""]  # no search is to find its own query
+        if query and answer and query != answer and score != [""]  # a search is not to find its own query
     ]
     texts = dict.fromkeys(document.text for document in documents)
     texts_by_name = _texts_by_name(documents)
@@ -175,7 +175,7 @@ def _grade(cell: str, location: str) -> float:
 
 
 def _texts_by_name(documents: Sequence[Document]) -> dict[str, list[str]]:
-    """A file is also called by its path without the ending, if only one of the files is called so."""
+    """Name -> texts. A file can also be named by its path without the ending, if that is unique."""
     texts: dict[str, list[str]] = defaultdict(list)
     for document in documents:
         texts[_plain(document.name)].append(document.text)
@@ -185,7 +185,7 @@ def _texts_by_name(documents: Sequence[Document]) -> dict[str, list[str]]:
 
 
 def _named(answer: str, texts_by_name: Mapping[str, list[str]]) -> list[str]:
-    """The texts of the document that a cell names; of a file, with any folders before its path."""
+    """The texts of the document that a cell names. A file's path may have further folders before it."""
     name = _plain(answer)
     while name not in texts_by_name and _is_file(name) and "/" in name:
         name = name.partition("/")[2]
@@ -193,16 +193,16 @@ def _named(answer: str, texts_by_name: Mapping[str, list[str]]) -> list[str]:
 
 
 def _refuse_names_alone(answers: Sequence[str], documents: Sequence[Document], path: Path) -> None:
-    """Raises CorpusError where most answers are names of files and there are none."""
+    """Raises CorpusError if most answers are names of files, but there are no documents."""
     names = [answer for answer in answers if FILE_NAME.fullmatch(answer)]
     if not documents and len(names) > len(answers) / 2:
         raise CorpusError(f"{path} names files, such as {names[0]!r}; name their folder with --documents")
 
 
 def _unknown(named: Mapping[str, list[str]], documents: Sequence[Document]) -> set[str]:
-    """The cells that name no document and do not look like a text: a file's name, or a word where others are names.
+    """Cells that do not name a document and are not a text: a file's name, or a word if other cells are names.
 
-    If no cell is a name or a text of a document, all are names if they are visible ASCII without a blank.
+    If no cell is the name or the text of a document, all are taken as names if they are visible ASCII without blanks.
     """
     if not documents:
         return set()
@@ -219,7 +219,7 @@ def _unknown(named: Mapping[str, list[str]], documents: Sequence[Document]) -> s
 
 
 def _plain(name: str) -> str:
-    """A name as it is compared: some file systems take letters and their accents apart."""
+    """A name in the form that is compared: some file systems separate letters and their accents."""
     return unicodedata.normalize("NFC", name).removeprefix("./")
 
 
@@ -228,7 +228,7 @@ def _is_file(name: str) -> bool:
 
 
 def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
-    """Each text is a query that the others of its labels answer; of many texts and queries a sample is taken."""
+    """Each text is a query, and the other texts of its labels answer it. Many texts and queries are sampled."""
     labels: dict[str, set[str]] = defaultdict(set)
     for text, label in rows:
         if text and label:
@@ -254,14 +254,14 @@ def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
 
 
 def _sample(items: list[Item], most: int, rng: random.Random) -> list[Item]:
-    """At most as many, in their order."""
+    """At most `most` of the items, in their order."""
     return items if len(items) <= most else [items[place] for place in sorted(rng.sample(range(len(items)), most))]
 
 
 def _joined(
     queries: list[str], texts: list[str], grades: Sequence[dict[int, float]], documents: Sequence[Document]
 ) -> Judgements:
-    """The documents of a collection, and those beside it."""
+    """Judgements over the documents of a collection and further documents."""
     known = set(texts)
     others = dict.fromkeys(document.text for document in documents if document.text not in known)
     return Judgements(queries, [*texts, *others], list(grades))

@@ -1,4 +1,4 @@
-"""Queries that nobody asked, made of documents: a sentence, some consecutive words, or the words that tell it apart."""
+"""Synthetic queries from documents: a sentence, some consecutive words, or words that are specific to the document."""
 
 import random
 import re
@@ -15,14 +15,14 @@ from cloze.training.texts import query_of
 ENDS: Final = re.compile(r"(?<=[.!?;:])\s+")
 FEWEST_WORDS: Final = 4  # of a sentence; a shorter one is a heading or a list's number
 MOST_WORDS: Final = 40  # of a query
-SENTENCE_SHARE, FRAGMENT_SHARE = 0.4, 0.3  # of the queries; the others are words
-KEYWORDS: Final = (2, 5)  # words of such a query
+SENTENCE_SHARE, FRAGMENT_SHARE = 0.4, 0.3  # of the queries; the others are keywords
+KEYWORDS: Final = (2, 5)  # fewest and most words of such a query
 RAREST: Final = 12  # words of a document, by tf-idf, from which they are drawn
-COMMON: Final = 0.2  # a word in more documents than this share tells nothing apart
+COMMON: Final = 0.2  # a word in a larger share of the documents is not specific
 
 
 class QueryMaker:
-    """Makes queries of `documents`, each another one; the same ones for one seed."""
+    """Makes queries from `documents`, a new one in each call; the same ones for the same seed."""
 
     def __init__(self, documents: Sequence[str], seed: int) -> None:
         self.documents = documents
@@ -31,13 +31,13 @@ class QueryMaker:
         vectorizer = TfidfVectorizer(tokenizer=lower_words, token_pattern=None, lowercase=False, max_df=common)
         try:
             self.weights = vectorizer.fit_transform(documents).tocsr()
-        except ValueError:  # no word is rare enough, or there is none: no query is made of words
+        except ValueError:  # no word is rare enough, or there are no words: no keyword queries
             self.weights, self.words = csr_matrix((len(documents), 0)), []
         else:
             self.words = vectorizer.get_feature_names_out()
 
     def __call__(self, place: int) -> str:
-        """A query of the document at `place`."""
+        """A query for the document at `place`."""
         sentence, draw = self.rng.choice(sentences_of(self.documents[place])), self.rng.random()
         if draw < SENTENCE_SHARE:
             return " ".join(sentence.split()[:MOST_WORDS])
@@ -50,5 +50,5 @@ class QueryMaker:
 
 
 def sentences_of(document: str) -> list[str]:
-    """Its sentences that say something; the whole document if it has none."""
+    """A document's sentences of enough words; the complete document if it has none."""
     return [sentence for sentence in ENDS.split(document) if len(sentence.split()) >= FEWEST_WORDS] or [document]

@@ -1,7 +1,7 @@
-"""A round of training: by the method `ranking`, on a part of the queries, scored on the others.
+"""A round of training with the method `ranking`, on a part of the queries, scored on the others.
 
-Half of what a round sees are queries that were made of documents, whose judge is the encoder itself and BM25: they
-keep it from forgetting, and from learning the few judged documents by heart.
+Half of the queries of a round are synthetic. Their judge is the encoder itself and BM25. They keep the encoder from
+forgetting, and from memorising the few judged documents.
 """
 
 import json
@@ -40,46 +40,46 @@ from cloze.training.run_folder import Run
 
 BATCH: Final = 24
 MADE_SHARE: Final = 1 / 2  # of a batch, if there are judged queries
-ROWS: Final = 8  # of each judged query: its documents, again where it has fewer
+ROWS: Final = 8  # per judged query: its documents, repeated if it has fewer
 STEPS: Final = 150
-LEXICAL_WEIGHT: Final = 0.2  # of BM25 in the judge, without judged queries that choose it
-TOKENS: Final = 96  # of a text in training
-VECTORS: Final = "vectors"  # folder of those of the encoder before training
+LEXICAL_WEIGHT: Final = 0.2  # of BM25 in the judge, if there are no judged queries to choose it
+TOKENS: Final = 96  # most tokens of a text in training
+VECTORS: Final = "vectors"  # folder of the vectors before training
 QUERY, DOCUMENT = SEARCH_NAMES
 
 _Row: TypeAlias = tuple[str, str, float]  # query, document, grade
 
 
 class Rounds:
-    """Rounds of training in a folder, and the vectors of the encoder before training, which all of them need."""
+    """Rounds of training in a folder, and the vectors that the encoder gave before training, which all rounds need."""
 
     def __init__(self, encoder: str, parent: SentenceEncoder, judged: Judgements, folder: Path, seed: int) -> None:
-        """`parent` is what `encoder` names, and `judged` has the documents and the queries of all rounds."""
+        """`parent` is the loaded `encoder`. `judged` has the documents and the queries of all rounds."""
         self.encoder, self.parent, self.judged, self.folder, self.seed = encoder, parent, judged, folder, seed
         self._embed = search_embed(load_as_served(encoder) or parent)
         self.vectors = self.embedded(DOCUMENT, judged.documents)
 
     def embedded(self, name: str, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors (n, d) of length 1 of the encoder before training, of queries or documents, as `name` says.
+        """Unit vectors (n, d) of the encoder before training, for queries or documents as `name` says.
 
         A list of texts is embedded once.
         """
         return units(embedded_list(texts, partial(self._embed, name), self.folder / VECTORS / name)).astype(np.float32)
 
     def held_out(self, queries: list[int]) -> HeldOutQueries:
-        """Queries that a round is scored on."""
+        """The queries on which a round is scored."""
         return self.held_out_of(self.judged, queries, self.vectors)
 
     def held_out_of(self, judged: Judgements, queries: list[int], vectors: NDArray[np.float32]) -> HeldOutQueries:
-        """The same of other judgements, with the vectors (m, d) of their documents."""
+        """`held_out` for other judgements, with the vectors (m, d) of their documents."""
         query_vectors = self.embedded(QUERY, [judged.queries[query] for query in queries])
         return HeldOutQueries.among_nearest(judged, queries, vectors, query_vectors)
 
     def train(self, name: str, queries: Sequence[int], sources: Sequence[int], held_out: Sequence[int] = ()) -> Path:
-        """Train a run on `queries`, and on others that are made of the documents `sources`.
+        """Train a run on `queries` and on synthetic queries of the documents `sources`.
 
-        Where a query held out is itself a document, as a text among texts of its class, no judgement of it is learnt:
-        it would be one of those that it is scored by, the other way round.
+        If a held-out query is itself a document, as with texts of a class, judgements of that document are not learnt:
+        in the opposite direction they are the ones by which the query is scored.
         """
         unseen = {self.judged.queries[query] for query in held_out}
         recipe, run = self._recipe(name, queries, sources, unseen), Run(self.folder / name)
@@ -95,7 +95,7 @@ class Rounds:
     def _rows(
         self, queries: Sequence[int], sources: Sequence[int], unseen: Set[str]
     ) -> dict[str, tuple[list[_Row], float]]:
-        """The rows of a round by the name of their file, and their share of a batch."""
+        """The rows of a round by the name of their file, and each file's share of a batch."""
         judged, rng, maker = self.judged, random.Random(self.seed), QueryMaker(self.judged.documents, self.seed)
         documents = islice(_again(sources, rng), STEPS * BATCH)
         made_rows = [(maker(place), judged.documents[place], 0.0) for place in documents]
@@ -120,7 +120,7 @@ class Rounds:
         return {stem: (rows, weight) for stem, (rows, weight) in files.items() if rows}
 
     def _recipe(self, name: str, queries: Sequence[int], sources: Sequence[int], unseen: Set[str]) -> Recipe:
-        """Write the text of a round, and give its recipe."""
+        """Write the texts of a round, and return its recipe."""
         folder = self.folder / "text" / name
         folder.mkdir(parents=True, exist_ok=True)
         files = {folder / f"{stem}.jsonl": rows for stem, rows in self._rows(queries, sources, unseen).items()}
@@ -137,7 +137,7 @@ class Rounds:
             "lexical_weight": self._lexical_weight(queries) if queries else LEXICAL_WEIGHT,
             **({} if queries else {"judged_weight": 0.0}),  # without a grade, every row would count as judged
             "held_out": 0,
-            "candidates": 0,  # with one for each query a step takes nearly twice as long, and gains little more
+            "candidates": 0,  # one for each query makes a step nearly twice as slow, and gains little
             "max_tokens": min(TOKENS, self.parent.config.max_tokens),
             "max_steps": STEPS,
             "log_steps": STEPS,
@@ -157,7 +157,7 @@ class Rounds:
 
 
 def load_parent(encoder: str) -> SentenceEncoder:
-    """An encoder with its own template and pooling, also one that sentence-transformers saved. Raises ClozeError."""
+    """Load an encoder with its own template and pooling, including sentence-transformers models. Raises ClozeError."""
     config = own_config(encoder)
     if config is None:
         raise EncoderError(
@@ -170,12 +170,12 @@ def load_parent(encoder: str) -> SentenceEncoder:
 
 
 def search_embedders(encoder: SentenceEncoder) -> tuple[Embed, Embed]:
-    """`in_bf16` in the template of queries, and in that of documents, where the encoder has them."""
+    """`in_bf16` with the template of queries, and with that of documents, if the encoder has them."""
     return in_bf16(encoder.named(QUERY)), in_bf16(encoder.named(DOCUMENT))
 
 
 def in_bf16(encoder: SentenceEncoder) -> Embed:
-    """In bf16 where the machine has it: twice as fast, and as exact as a ranking needs."""
+    """Embed in bf16 if the machine supports it: twice as fast, and exact enough for a ranking."""
 
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
         with torch.autocast(encoder.device.type, torch.bfloat16, enabled=has_bf16()):
@@ -185,7 +185,7 @@ def in_bf16(encoder: SentenceEncoder) -> Embed:
 
 
 def make_queries(documents: Sequence[str], places: Sequence[int], seed: int) -> Judgements:
-    """Documents, of those at `places` each without one sentence, which is a query for it (inverse cloze task)."""
+    """Take one sentence out of each document at `places`, as a query for that document (inverse cloze task)."""
     rng, texts, queries, grades = random.Random(seed), list(documents), list[str](), list[dict[int, float]]()
     for place in places:
         sentences = sentences_of(texts[place])

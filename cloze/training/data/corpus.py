@@ -1,8 +1,8 @@
 """A corpus: files of text as rows of sentences, counted and checked before a model is loaded.
 
 A row has one sentence (a line of a .txt file) or one per column (csv, tsv, jsonl). With `next_sentences` it also has
-those of the next row. With `scored` its last column is a score. Empty rows and rows outside the length limits are left
-out and counted. The others go to a file on disk, so that a corpus may be larger than the memory.
+the sentences of the next row. With `scored` its last column is a score. Empty rows and rows outside the length limits
+are skipped and counted. The others are written to a file on disk, so that a corpus may be larger than the memory.
 """
 
 import math
@@ -33,10 +33,10 @@ from cloze.training.errors import CorpusError
 
 @dataclass
 class Corpus:
-    """Rows to train on, the files they come from, and how many rows were left out for which reason.
+    """Rows to train on, the files they come from, and how many rows were skipped, by reason.
 
-    `held_out` are rows of the same files that are not trained on. `starts` has the places, before any sampling, of rows
-    that do not follow the row before them in one file.
+    `held_out` are rows of the same files that are not trained on. `starts` has the places, before any sampling, of the
+    rows that do not directly follow another row of the same file.
     """
 
     rows: Sequence[Row] = ()
@@ -45,7 +45,7 @@ class Corpus:
     empty: int = 0
     outside: int = 0
     last: int = 0  # rows without a next one
-    repeated: int = 0  # rows equal to one that is held out, or with a text of it
+    repeated: int = 0  # rows equal to a held-out row, or sharing a text with one
     starts: "array[int]" = field(default_factory=partial(array, "q"))
 
     def __len__(self) -> int:
@@ -64,10 +64,10 @@ class Corpus:
         return f"{len(self):,} rows from {len(self.sources)} files; {left_out}{held_out}"
 
     def hold_out(self, count: int, seed: int, *, whole: bool = False, linked: bool = False) -> Self:
-        """The corpus with `count` rows, drawn by the seed, held out; rows equal to one of them are left out.
+        """The corpus with `count` rows, drawn by the seed, held out; other rows that equal one of them are dropped.
 
-        With `whole`, all rows with one first text are held out or none, and `count` is the most. With `linked`, rows
-        that have a text of a row held out are left out too.
+        With `whole`, rows with the same first text are held out together or not at all, and at most `count` rows are.
+        With `linked`, rows that share a text with a held-out row are dropped too.
         """
         rng = random.Random(seed)
         chosen = self._whole(count, rng) if whole else rng.sample(range(len(self.rows)), count)
@@ -92,7 +92,7 @@ class Corpus:
         return chosen
 
     def files(self) -> NDArray[np.int64]:
-        """The number of each row's file, from 0, (n)."""
+        """The index of each row's file, (n)."""
         places = self.rows.places if isinstance(self.rows, ChosenRows) else np.arange(len(self.rows))
         return np.searchsorted(np.cumsum([source.sentences for source in self.sources]), places, side="right")
 
@@ -107,13 +107,13 @@ def read_corpus(
     next_sentences: bool = False,
     scored: bool = False,
 ) -> Corpus:
-    """Read every file, in order; then keep a random, seeded `sample` of the rows if one is given.
+    """Read every file, in order; then keep a random, seeded `sample` of the rows, if set.
 
-    A path may be a pattern, such as `data/*.jsonl`, which stands for the files that match it, in the order of their
-    names; `**` matches folders at any depth.
+    A path may be a pattern, such as `data/*.jsonl`. It stands for the files that match it, sorted by name; `**` matches
+    folders at any depth.
 
-    With `next_sentences` a row also has the sentences of the next row, which follows it in the file with none left out
-    in between. With `scored` the last column is a number, which a row has as a text that `float` reads.
+    With `next_sentences` a row also has the sentences of the next row, which must directly follow it in the file. With
+    `scored` the last column is a number, stored in the row as a text that `float` reads.
 
     Raises CorpusError, with file and line, for a missing file, a pattern without files, a missing column, bytes that
     are not UTF-8 or a score that is not a number.
@@ -166,7 +166,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 @contextmanager
 def _stream(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, uncompressed. Raises CorpusError, also for what is wrong in the file."""
+    """Open a file and decompress it. Raises CorpusError, also for errors while it is read."""
     try:
         with path.open("rb") as raw:
             yield uncompressed(raw, path.name)
@@ -177,7 +177,7 @@ def _stream(path: Path) -> Iterator[IO[bytes]]:
 
 
 def finite_score(score: object, location: str) -> float:
-    """The number that a cell holds. Raises CorpusError, which says where the cell is."""
+    """The number in a cell. Raises CorpusError, which names the cell's location."""
     try:
         number = float(score)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -188,7 +188,7 @@ def finite_score(score: object, location: str) -> float:
 
 
 def files_of(path: str) -> list[Path]:
-    """The file, or the files that match a pattern, by name. Raises CorpusError."""
+    """The file, or the files that match a pattern, sorted by name. Raises CorpusError."""
     if Path(path).is_file():
         return [Path(path)]
     if has_magic(path):
@@ -201,9 +201,9 @@ def files_of(path: str) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files of a folder at any depth, by name, without hidden ones. Links to folders are followed.
+    """The files of a folder at any depth, sorted by name, without hidden ones. Links to folders are followed.
 
-    Raises CorpusError for a name that is not UTF-8: no file that is written could hold it.
+    Raises CorpusError for a name that is not UTF-8, because output files could not contain it.
     """
     files, seen = list[Path](), set[str]()
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -223,7 +223,7 @@ def _named_in_utf8(file: Path) -> Path:
 
 
 def check_not_read(out: Path, paths: Sequence[str]) -> None:
-    """Raises CorpusError where `out` is one of the files that these paths and patterns name, or if there are none."""
+    """Raises CorpusError if `out` is one of the files of these paths and patterns, or if these have no files."""
     if out.resolve() in [file.resolve() for path in paths for file in files_of(path)]:
         raise CorpusError(f"{out} is to be written, and is one of the files that are read; name another file")
 
@@ -239,7 +239,7 @@ def _stored(rows: Iterable[Row]) -> StoredRows:
 
 
 def _counted(corpus: Corpus, path: Path, rows: Iterable[Row | None], next_sentences: bool) -> Iterator[Row]:
-    """The rows of a file, each with the next one's sentences if these are asked for; at its end `corpus` has it."""
+    """Yield the rows of a file, with the next row's sentences if `next_sentences`; then add the file to `corpus`."""
     before, count, follows = sum(source.sentences for source in corpus.sources), 0, False
     for row, following in pairwise(chain(rows, [None])):
         if row is None:
@@ -259,8 +259,8 @@ def _counted(corpus: Corpus, path: Path, rows: Iterable[Row | None], next_senten
 def _fitting(
     corpus: Corpus, path: Path, columns: Sequence[str], min_words: int, max_words: int | None, scored: bool
 ) -> Iterator[Row | None]:
-    """The rows of a file; None instead of each that is left out, which `corpus` counts."""
-    unlimited = min_words == 1 and max_words is None  # then words are not counted, which takes long
+    """The rows of a file, with None in place of each skipped row, which `corpus` counts."""
+    unlimited = min_words == 1 and max_words is None  # then the words are not counted, which would take long
     for row in _rows(path, columns, scored):
         texts = row[:-1] if scored else row
         if not all(map(_says_something, texts)):
@@ -296,12 +296,12 @@ def _rows(path: Path, columns: Sequence[str], scored: bool) -> Iterator[Row]:
         if scored and any(row):
             row = (*row, str(finite_score(record[columns[-1]], f"{path}, line {number}")))
         elif scored:
-            row = (*row, "0")  # the empty last row of a spreadsheet, which is left out
+            row = (*row, "0")  # the empty last row of a spreadsheet, which is skipped
         yield row
 
 
 def _says_something(text: str) -> bool:
-    """Whether a stripped text has more than blanks and invisible characters, of which a tokenizer leaves nothing."""
+    """Whether a stripped text has more than blanks and invisible characters, which a tokenizer removes."""
     return bool(text) and (text[0].isprintable() or any(map(str.isprintable, text.replace(" ", ""))))
 
 
@@ -316,7 +316,7 @@ def _suffix(path: Path) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows without columns of dates and times, since a text is not one; Python has no such value for some."""
+    """The rows, without columns of dates and times: they are not text, and Python cannot represent some of them."""
     from pyarrow import ArrowException, parquet, types  # here, because it is large and few files are parquet
 
     try:
@@ -332,7 +332,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _with_texts(batch: Any) -> Any:
-    """A batch of parquet with text in place of bytes, as which Spark and others write it; other bytes stay."""
+    """Decode the binary columns of a parquet batch that hold UTF-8: Spark and others write text in this form."""
     from pyarrow import ArrowInvalid, string, types
 
     for place, column in enumerate(batch.schema):

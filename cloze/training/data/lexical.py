@@ -1,4 +1,4 @@
-"""How well documents fit the words of a query: BM25 (Robertson et al., TREC-3, 1994), by the library bm25s."""
+"""How well documents fit the words of a query: BM25 (Robertson et al., TREC-3, 1994), with the library bm25s."""
 
 import sys
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from cloze.training.bar import bar
 from cloze.training.data.words import lower_words
 
-NO_WORD: Final = ""  # stands in a document that has no word
-FLAT: Final = 1e-9  # a standard deviation of BM25 where no word of the query is in a document
+NO_WORD: Final = ""  # the only word of a document without words
+FLAT: Final = 1e-9  # least standard deviation of BM25, which is 0 if no document has a word of the query
 
 
 class Lexical:
-    """The words of documents, all in lower case."""
+    """A BM25 index of the documents' words in lower case."""
 
     def __init__(self, documents: Sequence[str]) -> None:
         shown = bar(documents, desc="indexing", unit=" documents")
@@ -27,12 +27,12 @@ class Lexical:
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """BM25 of each document, (n)."""
-        words = [word for word in lower_words(query) if word in self._known]  # the library takes no others, and no none
+        words = [word for word in lower_words(query) if word in self._known]  # bm25s takes only these, and at least one
         scores: NDArray[np.float32] = self._index.get_scores(words) if words else np.zeros(self.count, np.float32)
         return scores
 
 
 def beside(cosines: NDArray[np.float32], words: NDArray[np.float32], weight: float) -> NDArray[np.float32]:
-    """A query's cosines with all documents (n), and its BM25 (n) in standard deviations times that of the cosines."""
+    """A query's cosines (n) plus `weight` times its standardised BM25 (n), scaled to the cosines' deviation."""
     fit = (words - words.mean()) / max(words.std(), FLAT)
     return cosines + weight * cosines.std() * fit  # type: ignore[no-any-return]

@@ -36,6 +36,6 @@ def mask_tokens(
 
 
 def continuing_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What marks a token inside a word, `##` in word pieces; None where the beginning of a word is marked instead."""
-    pieces = tokenizer.backend_tokenizer.model  # not the tokens: RoBERTa has a token ## too, which is text there
+    """The prefix of a token inside a word, `##` in WordPiece; None if the beginning of a word is marked instead."""
+    pieces = tokenizer.backend_tokenizer.model  # not the vocabulary: RoBERTa also has a token ##, which is text
     return str(pieces.continuing_subword_prefix) if isinstance(pieces, WordPiece) else None

@@ -1,7 +1,7 @@
-"""The orders of the corpus.
+"""The order of the corpus in each epoch.
 
-An epoch's order depends on the seed and the epoch alone, so that a resumed run continues at the same place and all
-processes agree. No epoch of one seed has the order of an epoch of another.
+An epoch's order depends only on the seed and the epoch, so that a resumed run continues at the same place and all
+processes agree. The epochs of different seeds have different orders.
 """
 
 from abc import abstractmethod
@@ -45,7 +45,7 @@ class EpochSampler(Sampler[int]):
 
 
 class RandomSampler(EpochSampler):
-    """Every order is as likely as any other."""
+    """All orders are equally likely."""
 
     def order(self, generator: torch.Generator) -> Iterator[int]:
         yield from torch.randperm(self.size, generator=generator).tolist()
@@ -71,11 +71,11 @@ class LengthGroupedSampler(EpochSampler):
 
 
 class DistinctSampler(EpochSampler):
-    """Batches in which no text occurs twice, whatever its column: it would be a negative of itself.
+    """Batches in which no text occurs twice, in whatever column: it would be a negative of itself.
 
-    A row that does not fit waits for the next batch. The rows from which no full batch can be made at the end are left
-    out, and the batches that an epoch then lacks come from a new order of all rows, as in sentence-transformers'
-    NoDuplicatesBatchSampler. So an epoch has as many batches as one that is ordered at random.
+    A row that does not fit waits for the next batch. At the end, rows that cannot fill a batch are dropped. The batches
+    that are then missing come from a new order of all rows, as in sentence-transformers' NoDuplicatesBatchSampler. So
+    an epoch has as many batches as one in random order.
     """
 
     def __init__(self, rows: Sequence[Sequence[str]], batch_size: int, seed: int) -> None:
@@ -90,10 +90,10 @@ class DistinctSampler(EpochSampler):
         yield from chain.from_iterable(islice(batches, self.size // self.batch_size))
 
     def _batches(self, generator: torch.Generator) -> Iterator[list[int]]:
-        """The full batches of one order of all rows, one at least. Raises CorpusError.
+        """The full batches of one order of all rows. Raises CorpusError if there is none.
 
-        A row that does not fit is looked at again once the text that kept it out is in no batch, so that a text that
-        many rows have costs no more than others.
+        A row that does not fit is only tried again in a batch without the text that kept it out, so that a text of many
+        rows costs no more than others.
         """
         fresh, waiting = enumerate(torch.randperm(self.size, generator=generator).tolist()), _Waiting()
         for count in range(self.size):
@@ -119,9 +119,9 @@ class DistinctSampler(EpochSampler):
 
 
 class _Waiting:
-    """Rows that wait for the next batch, by a text that kept them out; each has its place in the order, and its index.
+    """Rows that wait for the next batch, by a text that kept them out. A row is its place in the order and its index.
 
-    `_first` has the place of the first row of each text; those that are no longer right are passed over.
+    `_first` has the place of the first row of each text; outdated entries are skipped.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Waiting:
         self._kept_out.add(text)
 
     def oldest(self, texts: Container[str]) -> tuple[int, int] | None:
-        """Take the first row that none of the batch's `texts` keeps out, as far as is known; None if none is left."""
+        """Take the first row that none of the batch's `texts` is known to keep out; None if there is none."""
         while self._first:
             place, text = heappop(self._first)
             rows = self._rows.get(text)
@@ -158,15 +158,15 @@ class _Waiting:
 
 
 class WeightedSampler(EpochSampler):
-    """From each file its share of the corpus's size: a part of it, or all of it several times and then a part.
+    """Draws from each file in proportion to its weight: a part of it, or all of it, once or more, and then a part.
 
-    `counts` has the texts of an epoch by file, rounded so that they add up to the size (largest remainder).
+    `counts` has the number of texts per epoch by file, rounded so that they add up to the size (largest remainder).
     """
 
     def __init__(self, files: NDArray[np.int64], weights: Sequence[float], seed: int) -> None:
         super().__init__(len(files), seed)
         self.places = [torch.from_numpy(np.flatnonzero(files == number)) for number in range(len(weights))]
-        shares = np.array(weights) / max(weights)  # whose sum is finite
+        shares = np.array(weights) / max(weights)  # so that their sum is finite
         exact = self.size * shares / shares.sum()
         self.counts = np.floor(exact).astype(int)
         largest = np.argsort(self.counts - exact, kind="stable")
@@ -180,7 +180,7 @@ class WeightedSampler(EpochSampler):
 
 
 def _draw(places: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` of the places (n), each as often as any other or once more."""
+    """Draw `count` of the places (n), each equally often or once more."""
     if not count:
         return places[:0]
     passes = [torch.randperm(len(places), generator=generator) for _ in range(-(-count // len(places)))]
@@ -188,7 +188,7 @@ def _draw(places: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 class WholeBatches(Sampler[int]):
-    """Another sampler's order without the last, short batch: a smaller step where gradients are accumulated."""
+    """Another sampler's order without the last, short batch, which would be a smaller step if gradients accumulate."""
 
     def __init__(self, sampler: EpochSampler, batch_size: int) -> None:
         self.sampler = sampler

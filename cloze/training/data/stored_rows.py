@@ -1,6 +1,6 @@
-"""Rows of texts in an Arrow file on disk that is mapped into memory: any row at any time, whatever the file's size.
+"""Rows of texts in a memory-mapped Arrow file: any row can be read at any time, whatever the file's size.
 
-The operating system keeps in memory what is read, and takes that memory back when it is needed.
+The operating system keeps what is read in memory, and reclaims that memory when it is needed.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ BATCH: Final = 10_000  # rows
 
 
 class _Rows(Sequence[Row]):
-    """A slice of rows is a list of them."""
+    """Base class: a slice of rows is a list."""
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -44,7 +44,7 @@ class StoredRows(_Rows):
 
     @classmethod
     def write(cls, rows: Iterable[Row]) -> Self:
-        """Write rows of one width to a temporary file, which has no name once it is mapped.
+        """Write rows of equal width to a temporary file, which is unlinked once it is mapped.
 
         Raises OSError.
         """
@@ -69,7 +69,7 @@ class StoredRows(_Rows):
 
 
 class ChosenRows(_Rows):
-    """Some of the rows, in another order; `places` (n) are theirs among all."""
+    """Some of the rows, in another order. `places` (n) are their places among all rows."""
 
     def __init__(self, rows: Sequence[Row], places: NDArray[np.int64]) -> None:
         self.rows: Sequence[Row] = rows.rows if isinstance(rows, ChosenRows) else rows
@@ -91,6 +91,6 @@ def places_of(rows: Sequence[Row], wanted: Collection[Row]) -> NDArray[np.int64]
         import pyarrow as pa  # here, because it is large
         from pyarrow import compute
 
-        firsts = pa.array(sorted({row[0] for row in wanted}), pa.string())  # a first look, without making rows
+        firsts = pa.array(sorted({row[0] for row in wanted}), pa.string())  # a first filter that does not build rows
         places = np.flatnonzero(compute.is_in(rows.columns[0], value_set=firsts).to_numpy()).tolist()
     return np.array([place for place in places if rows[place] in wanted], np.int64)

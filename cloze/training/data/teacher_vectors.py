@@ -1,7 +1,7 @@
-"""Vectors of texts that teachers gave once, as `cloze bulk` writes them, to learn from in every epoch.
+"""Teacher vectors of texts, computed once and written by `cloze bulk`, to learn from in every epoch.
 
-The vectors of several teachers of one text stand side by side. A text is found by its digest, so that the order of the
-corpus and a selection from it do not matter.
+Several teachers' vectors of one text are concatenated. A text is found by its digest, so that the order of the corpus
+and a selection from it do not matter.
 """
 
 import os
@@ -24,13 +24,13 @@ from cloze.training.errors import CorpusError
 SPACE: Final = b"embedding_space"  # key of a file's metadata
 EMBEDDING: Final = "embedding"
 BATCH: Final = 8192  # rows
-SAMPLE: Final = 1024  # texts, about
-HELD: Final = np.float16  # unit vectors need no more
+SAMPLE: Final = 1024  # texts, approximately
+HELD: Final = np.float16  # precise enough for unit vectors
 
 
 @dataclass
 class TeacherVectors:
-    """`vectors` (n, d) are those of one teacher or of several side by side, of texts with the sorted `digests` (n)."""
+    """`vectors` (n, d) of one teacher, or of several concatenated, for the texts with the sorted `digests` (n)."""
 
     digests: NDArray[np.uint64]
     vectors: NDArray[np.float16]
@@ -38,10 +38,10 @@ class TeacherVectors:
 
     @classmethod
     def read(cls, folders: Sequence[str], weights: Sequence[float], column: str) -> "TeacherVectors":
-        """Read folders that cloze bulk wrote; `column` has the texts by which the vectors are found.
+        """Read folders that cloze bulk wrote. `column` has the texts that were embedded.
 
         A teacher's unit vectors are multiplied by the root of its weight, so that the product of two rows is the
-        weighted mean of the teachers' cosines. Texts that not all teachers embedded are left out. Raises CorpusError.
+        weighted mean of the teachers' cosines. Only texts that all teachers embedded are kept. Raises CorpusError.
         """
         teachers = [_Teacher.open(Path(folder), column) for folder in folders]
         digests = np.unique(teachers[0].digests)
@@ -61,7 +61,7 @@ class TeacherVectors:
         """The vectors (n, d) of each part of the texts, from one teacher. A text may occur in several parts."""
         digests_by_part: list[NDArray[np.uint64]] = []
         sample: dict[str, None] = {}
-        step = 1  # every such digest is in the sample, which is thinned as it grows
+        step = 1  # the sample has the texts whose digest is a multiple of it; it is thinned as it grows
         for texts in parts:
             digests_by_part.append(np.array([_digest(text) for text in texts], dtype=np.uint64))
             sample |= dict.fromkeys(
@@ -95,11 +95,11 @@ class TeacherVectors:
         return places
 
     def places(self, digests: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Where the digests are, (n), or would be."""
+        """The places (n) at which the digests are, or would be."""
         return np.searchsorted(self.digests, digests).clip(max=len(self.digests) - 1)
 
     def principal(self, width: int) -> tuple[NDArray[np.float32], float]:
-        """The `width` principal axes of the vectors, uncentred, (d, width), and the share of their squares kept."""
+        """The `width` principal axes of the uncentred vectors, (d, width), and the share of their squares kept."""
         moments = np.zeros((self.vectors.shape[1],) * 2)
         for rows in _slices(len(self.vectors), "principal axes"):
             part = self.vectors[rows].astype(np.float32)
@@ -117,7 +117,7 @@ class TeacherVectors:
 
 @dataclass
 class _Teacher:
-    """The files of one folder; `digests` (n) are those of the texts of its rows, in the order of the files."""
+    """The files of one folder. `digests` (n) are the digests of its texts, in the order of the files."""
 
     folder: Path
     column: str
@@ -127,7 +127,7 @@ class _Teacher:
 
     @classmethod
     def open(cls, folder: Path, column: str) -> "_Teacher":
-        """Read all but the vectors. Raises CorpusError."""
+        """Read everything except the vectors. Raises CorpusError."""
         from pyarrow import parquet  # here, because it is large
 
         paths = sorted((folder / "vectors").glob("*/*.parquet"))
@@ -147,7 +147,7 @@ class _Teacher:
         return cls(folder, column, files, width, digests)
 
     def texts(self, digests: NDArray[np.uint64]) -> list[str]:
-        """The different texts with these digests. Raises CorpusError."""
+        """The distinct texts with these digests. Raises CorpusError."""
         texts, at = list[str](), 0
         with _readable(self.folder):
             for batch in _batches(self.files, self.column, self.folder):
@@ -156,7 +156,7 @@ class _Teacher:
         return list(dict.fromkeys(filter(None, texts)))
 
     def write(self, target: TeacherVectors, columns: slice, factor: float) -> None:
-        """Write the unit vectors times `factor` to these columns of the texts that `target` has. Raises CorpusError."""
+        """Write unit vectors times `factor` to these columns of `target`, for the texts it has. Raises CorpusError."""
         at = 0
         with _readable(self.folder):
             for batch in _batches(self.files, EMBEDDING, self.folder):
@@ -169,7 +169,7 @@ class _Teacher:
 
 
 def _batches(files: Sequence[Any], column: str, folder: Path) -> Iterator[Any]:
-    """The column's parts of up to BATCH rows, file after file, with a progress bar."""
+    """The column in parts of up to BATCH rows, file after file, with a progress bar."""
     count = sum(file.metadata.num_rows for file in files)
     with bar(total=count, desc=f"{folder.name}: {column}", unit=" rows", unit_scale=True) as shown:
         for batch in (batch for file in files for batch in file.iter_batches(BATCH, columns=[column])):
@@ -189,7 +189,7 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def _width(schema: Any, column: str, folder: Path) -> int:
-    """Numbers in a vector. Raises CorpusError if the columns are not those of cloze bulk."""
+    """The dimension of the vectors. Raises CorpusError if the columns are not those of cloze bulk."""
     from pyarrow import types
 
     for name in (column, EMBEDDING):
@@ -204,7 +204,7 @@ def _width(schema: Any, column: str, folder: Path) -> int:
 
 
 def _digest(text: str) -> int:
-    """Of the text without the blanks around it, which a corpus leaves out."""
+    """The digest of the text without surrounding blanks, as in a corpus."""
     return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest(), "little")
 
 
@@ -215,9 +215,9 @@ def _slices(count: int, name: str) -> Iterator[slice]:
 
 
 def _on_disk(rows: int, width: int) -> NDArray[np.float16]:
-    """An array in a temporary file, which has no name: the system keeps in memory what is read.
+    """An array in an unlinked temporary file: the operating system keeps what is read in memory.
 
-    Raises CorpusError if the disk has no space for it, because a write to it would then end the process by a signal.
+    Raises CorpusError if the disk has no space for it; a later write would otherwise end the process by a signal.
     """
     size = rows * width * np.dtype(HELD).itemsize
     try:

@@ -9,11 +9,11 @@ WORD: Final = regex.compile(r"[\w\p{N}]+")  # `re` leaves out the vowel signs of
 
 
 def words_of(text: str) -> list[str]:
-    """Without punctuation, with letters and their marks composed (NFC)."""
+    """The words without punctuation, with letters and their marks composed (NFC)."""
     words: list[str] = WORD.findall(normalize("NFC", text))
     return words
 
 
 def lower_words(text: str) -> list[str]:
-    """The same in lower case."""
+    """The words in lower case."""
     return words_of(text.casefold())

@@ -1,1 +1,1 @@
-"""Scores of anything that embeds: suites, their figures, comparisons and reports."""
+"""Evaluation of anything that embeds: suites, their figures, comparisons and reports."""

@@ -1,4 +1,4 @@
-"""cloze calibrate BUNDLE --pairs FILE: what a cosine of the bundle means, as a score or a probability."""
+"""cloze calibrate BUNDLE --pairs FILE: learn what a cosine of the bundle means, as a score or a probability."""
 
 import sys
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = CalibrateOptions.parse(arguments, "cloze calibrate")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.evaluation.curves import calibrate
 
     calibrate(options.bundle, options.pairs, options.wanted_precision)

@@ -26,10 +26,10 @@ SECTIONS: Final = {
     "sentences of Wikipedia.",
     "cost": "Sentences of STS-B test per second.",  # the machine is added
 }
-"""What the card says of the suites that come after similarity and search."""
+"""The card's text for the suites that come after similarity and search."""
 NOT_SHOWN: Final = ("maps", "baselines")
 RIGHT: Final = " accuracy"
-OWN_ENDING: Final = " graph"  # of the names of figures that are written here; the others are the user's
+OWN_ENDING: Final = " graph"  # ends the names of the figures that are written here; the others are the user's
 PROBES: Final = """\
 What it does not understand: how often a text that says the same is nearer than one that does not, ×100 (chance is 50; \
 ±6 at most with 300 items, 95 %, and more with fewer), and the mean cosine with the one that does not. Both are made \
@@ -44,8 +44,8 @@ def write_figures(
 ) -> None:
     """Add new scores, by precision, to a bundle and to its model card; see `with_figures`.
 
-    Existing scores of other sets stay, but speeds do not: they may be another machine's. Raises ClozeError, also
-    if the bundle was replaced since it was loaded, because the scores belong to the bundle that was loaded.
+    Existing scores of other sets are kept, except speeds, which may be from another machine. Raises ClozeError, also
+    if the bundle was replaced after it was loaded, because the scores belong to the bundle that was loaded.
     """
     path, spec = bundle.path, bundle.spec
     former = {
@@ -69,7 +69,7 @@ def with_figures(
     beside: Mapping[str, Mapping[str, float]] | None = None,
     machines: Mapping[str, str] | None = None,
 ) -> str:
-    """The card with the provenance's scores in its metadata and in its section `Figures`; all else is unchanged.
+    """The card with the provenance's scores in its metadata and its section `Figures`; everything else is unchanged.
 
     `beside` has the figures of other models, and `machines` names the machine of each model's speed. A card without
     this section gets one at its end. Raises ExportError if the metadata cannot be read.
@@ -96,7 +96,7 @@ def write_section(folder: Path, title: str, text: str) -> None:
 
 
 def with_section(card: str, title: str, text: str) -> str:
-    """The card with this section, which replaces one of the same title; without text, that one is removed."""
+    """The card with this section, which replaces a section of the same title. An empty text removes that section."""
     heading, card = f"## {title}\n", f"{card.rstrip()}\n"
     before, _, former = card.partition(f"\n{heading}")
     _, following, after = former.partition("\n## ")
@@ -120,7 +120,7 @@ def _tables(
     }
     rows |= beside
     every = list(dict.fromkeys(column for row in rows.values() for column in row))
-    columns = [column for column in every if not column.endswith(" peak memory MB")]  # the export's, not the service's
+    columns = [column for column in every if not column.endswith(" peak memory MB")]  # of the export, not the service
     search = search_columns(rows.values())
     papers = [column for column in (*STS_TASKS, "Avg.", *DEV_TASKS) if column in columns]
     own = [
@@ -156,7 +156,7 @@ def _probes(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
-    """One row per model that has any of the figures; others are left empty."""
+    """One row per model that has any of the figures. Missing figures are empty cells."""
     titles = [_set_of(column) if _suite_of(column) in SECTIONS else column for column in columns]
     cells = [
         [name, *(digits(row[column], _suite_of(column)) if column in row else "" for column in columns)]
@@ -167,18 +167,18 @@ def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> s
 
 
 def _suite_of(column: str) -> str:
-    """`transfer MR accuracy` -> transfer; the columns of similarity and search name no suite."""
+    """`transfer MR accuracy` -> transfer. The columns of similarity and search do not name their suite."""
     return column.partition(" ")[0]
 
 
 def _set_of(column: str) -> str:
-    """`transfer MR accuracy` -> MR; the measures of other suites keep their name."""
+    """`transfer MR accuracy` -> MR. In other suites the name of the measure is kept."""
     name = column.partition(" ")[2]
     return name.removesuffix(RIGHT) if _suite_of(column) in ("transfer", "transfer-fast") else name
 
 
 def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult]:
-    """The figures of the most exact of the `shipped` graphs that has any, for the card's metadata."""
+    """For the card's metadata, the figures of the most exact of the `shipped` graphs that has any."""
     every = (_of_precision(precision, provenance.scores.get(precision, {})) for precision in shipped)
     return next(filter(None, every), [])
 

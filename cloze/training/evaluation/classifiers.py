@@ -1,9 +1,9 @@
 """Classifiers on a bundle's vectors, learnt from labelled texts: the heads of the bundle.
 
-Logistic regression on unit vectors, one for all labels, or one for each label where a text may have several. Its
-penalty is chosen by the log loss of five folds. Its scores are divided by one temperature (Guo et al. 2017,
+A head is a logistic regression on unit vectors: one for all labels, or one for each label if a text may have several.
+Its penalty is chosen by the log loss of five folds. Its scores are divided by one temperature (Guo et al. 2017,
 arXiv:1706.04599, section 4.2), which is fitted on those folds, so that probabilities are calibrated. The head becomes a
-file of the bundle. No vector changes.
+file of the bundle. Vectors do not change.
 """
 
 import shutil
@@ -30,22 +30,22 @@ from cloze.training.evaluation.tables import markdown_table
 from cloze.training.evaluation.task import least_threshold
 from cloze.training.model.graph_encoder import GraphEncoder
 
-LEAST: Final = 8  # texts of each label, and without it where a text may have several
+LEAST: Final = 8  # texts of each label, and also texts without it if a text may have several
 FOLDS: Final = 5
 PENALTIES: Final = tuple(4.0**power / 1024 for power in range(6))  # scikit-learn's C, the inverse of the penalty
 MOST_STEPS: Final = 1000
 TOLERANCE: Final = 1e-3
 TEMPERATURES: Final = (np.log(0.01), np.log(100))  # natural logarithms
-DIGITS: Final = 6  # of the stored numbers, as many as float32 has
+DIGITS: Final = 6  # significant digits of stored numbers, as in float32
 KEPT: Final = "kept"  # figure: the share of answers whose probability reaches the threshold
-SHOWN: Final = 12  # labels of a head, on the card
+SHOWN: Final = 12  # labels of a head that the card lists
 TITLE: Final = "Labels"
 
 Numbers = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """A weight row and a bias for each score, and the scores (n, labels) of texts that it was not fitted to."""
+    """A row of weights and a bias for each score, and the scores (n, labels) of held-out texts."""
 
     weights: Numbers
     biases: Numbers
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
 
 
 def learn_head(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wanted: float) -> ClassifierHead:
-    """The head for a file of texts and labels, of which a text has several if there is a separator.
+    """The head for a file of texts and labels. With a separator, a text may have several labels.
 
     Raises CorpusError.
     """
@@ -73,8 +73,8 @@ def fit_head(
 ) -> ClassifierHead:
     """The head for unit vectors (n, d).
 
-    `gold` has the index of each text's label, (n), or whether it has each of several, (n, labels). The figures are of
-    held-out texts, though the penalty and the temperature were chosen by the same folds.
+    `gold` has the index of each text's label, (n), or for each text and label whether it applies, (n, labels). The
+    figures are measured on held-out texts, but the penalty and the temperature were chosen by the same folds.
     """
     several = gold.ndim == 2
     if several:
@@ -83,7 +83,7 @@ def fit_head(
         fit = Fit(np.concatenate(weights), np.concatenate(biases), np.concatenate(held_out, axis=1))
     else:
         fit = _fit(vectors, gold, balanced)
-        if len(labels) == 2:  # one score, of which each label gets a half
+        if len(labels) == 2:  # one score: each label gets half of it
             both = np.array([[-0.5], [0.5]])
             fit = Fit(both @ fit.weights, both[:, 0] * fit.biases, fit.held_out @ both.T)
     head = ClassifierHead(
@@ -105,8 +105,8 @@ def fit_head(
 
 
 def _fit(vectors: Numbers, gold: NDArray[np.generic], balanced: bool) -> Fit:
-    """Logistic regression with the best penalty; two classes have one score."""
-    scale = vectors.shape[1] ** 0.5  # unit vectors have components of 1 / scale, and the solver wants about 1
+    """Logistic regression with the best penalty. Two classes have one score."""
+    scale = vectors.shape[1] ** 0.5  # unit vectors have components of about 1 / scale; the solver expects about 1
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     fits = []
     for penalty in bar(PENALTIES, desc="fitting", unit=" penalties"):
@@ -123,10 +123,10 @@ def _fit(vectors: Numbers, gold: NDArray[np.generic], balanced: bool) -> Fit:
 
 
 def _targets(gold: NDArray[np.generic]) -> Numbers:
-    """The probabilities (n, labels) that texts are to have: that of the label is below 1, by less the more texts.
+    """Target probabilities (n, labels): the label's own is below 1, and closer to 1 the more texts there are.
 
-    They are Platt's of two labels (1999, section 2.2). With 1 and 0, scores without an error among a few texts would
-    make every answer certain.
+    For two labels these are Platt's targets (1999, section 2.2). With targets of 1 and 0, a head without errors on a
+    few texts would be certain of every answer.
     """
     texts = np.bincount(gold)  # of each label
     others = 1 / (texts[gold] * len(texts) / 2 + 2) / (len(texts) - 1)  # (n), the probability of each other label
@@ -138,7 +138,7 @@ def _targets(gold: NDArray[np.generic]) -> Numbers:
 def _temperature(scores: Numbers, wanted: Numbers) -> tuple[float, float]:
     """The least log loss of scores divided by a temperature, and the temperature; `wanted` is (n, labels)."""
     if scores.shape[1] == 1:
-        scores = np.hstack([np.zeros_like(scores), scores])  # the same probabilities
+        scores = np.hstack([np.zeros_like(scores), scores])  # gives the same probabilities
 
     def loss(logarithm: float) -> float:
         scaled = scores / np.exp(logarithm)
@@ -151,9 +151,9 @@ def _temperature(scores: Numbers, wanted: Numbers) -> tuple[float, float]:
 def _figures(
     probabilities: Numbers, gold: NDArray[np.generic], several: bool
 ) -> tuple[dict[str, float], Numbers, Numbers]:
-    """Figures, and of each answer the probability and whether it is right.
+    """Figures, and the probability and the correctness of each answer.
 
-    An answer is the most probable label of a text; or, of several, each that is more probable than not.
+    An answer is the most probable label of a text; with several labels, each that is more probable than not.
     """
     if several:
         predicted = probabilities >= 0.5
@@ -179,7 +179,7 @@ def _rounded(number: float) -> float:
 
 
 def write(bundle: Bundle, heads: dict[str, ClassifierHead]) -> None:
-    """Put the files and a section of the card into the bundle, which is replaced as a whole."""
+    """Add the files and a section of the card to the bundle, which is replaced atomically."""
     with changing(bundle) as folder:
         shutil.rmtree(folder / HEAD_FOLDER, ignore_errors=True)
         if heads:

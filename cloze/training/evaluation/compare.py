@@ -1,8 +1,8 @@
-"""Models side by side, and which of their differences are more than chance.
+"""Compare models, and show which of their differences are more than chance.
 
-Intervals are those of a paired bootstrap (Efron and Tibshirani, 1993, chapter 16): the items of a task are drawn again
-with replacement, the same ones for every model, and the figure is recomputed. A difference is shown if the middle 95 %
-of the recomputed differences do not contain 0.
+Intervals are from a paired bootstrap (Efron and Tibshirani, 1993, chapter 16): the items of a task are resampled with
+replacement, the same ones for every model, and the figure is recomputed. A difference counts if the middle 95 % of the
+recomputed differences do not contain 0.
 """
 
 import json
@@ -27,12 +27,12 @@ from cloze.training.evaluation.task import MEASURES, Items, Score, ScoreCache, T
 
 Draws: TypeAlias = NDArray[np.float64]
 INTERVAL: Final = (2.5, 97.5)  # percentiles
-MEAN: Final = "mean"  # of the tasks of a suite, where it has several
+MEAN: Final = "mean"  # over the tasks of a suite that has several
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A model's figure, and how far it is from the first model's; the first model has no difference."""
+    """A model's figure, and its difference from the first model's. The first model has no difference."""
 
     suite: str
     task: str
@@ -45,7 +45,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """`higher` or `lower` than the first model, `undecided` if the interval contains 0."""
+        """`higher` or `lower` than the first model; `undecided` if the interval contains 0."""
         if self.low is None or self.high is None:
             return ""
         return "higher" if self.low > 0 else "lower" if self.high < 0 else "undecided"
@@ -55,9 +55,9 @@ class Difference:
 
 
 def compared(scores: Mapping[str, Sequence[Score]], resamples: int) -> list[Difference]:
-    """Every model against the first, task by task, and on the mean of a suite's tasks. Raises RunError.
+    """Compare every model with the first, on each task and on the mean of a suite's tasks. Raises RunError.
 
-    Of a task, the first score that has items is compared. The mean of `sts` is that of the papers' seven sets.
+    For each task, the first score that has items is compared. The mean of `sts` is over the papers' seven sets.
     """
     models = {name: _comparable(row) for name, row in scores.items()}
     keys = [key for key in next(iter(models.values())) if all(key in row for row in models.values())]
@@ -78,7 +78,7 @@ def compared(scores: Mapping[str, Sequence[Score]], resamples: int) -> list[Diff
 
 
 def draws(items: Items, resamples: int, seed: int) -> Draws:
-    """The figure of `resamples` drawings of the items. Models with as many items and one seed draw the same ones."""
+    """The figure of `resamples` resamplings. Models with equally many items and the same seed draw the same items."""
     rng, measure = np.random.default_rng(seed), MEASURES[items.measure]
     values, gold = np.array(items.values), np.array(items.gold)
     figures = np.empty(resamples)
@@ -94,7 +94,7 @@ def _group(
     task: str,
     group: Sequence[tuple[str, str]],
 ) -> list[Difference]:
-    """The models' mean figures over a group of tasks; the group of a task is itself."""
+    """The models' mean figures over a group of tasks. A single task is its own group."""
     differences: list[Difference] = []
     first: tuple[float, Draws] | None = None
     for name, row in models.items():
@@ -150,14 +150,14 @@ def _refuse_other_items(models: Mapping[str, Mapping[tuple[str, str], Score]], k
 
 
 def _alike(score: Score, other: Score) -> bool:
-    """Whether two scores are of the same data. Those of a file that an older Cloze wrote do not name their data."""
+    """Whether two scores are of the same data. Scores in files of an older Cloze do not name their data."""
     items, others = _items(score), _items(other)
     same = len(items.values) == len(others.values) and items.gold == others.gold and items.measure == others.measure
     return same and (score.data == other.data or not (score.data and other.data))
 
 
 def compare(options: CompareOptions) -> None:
-    """Show, and write, how the models that the options name differ. Raises ClozeError."""
+    """Show and write how the models differ that the options name. Raises ClozeError."""
     if options.out:
         check_new_file(options.out)
     tasks: list[Task] = []
@@ -173,7 +173,7 @@ def compare(options: CompareOptions) -> None:
         raise RunError(f"{options.out} is to be written, and is one of the files that are read; name another file")
     models = [model for model in options.models if model not in files]
     for model in models:
-        applicable_options(model, options)  # a wrong name is found before the models before it are scored
+        applicable_options(model, options)  # so that a wrong name is found before other models are scored
     if len(options.models) == 1 and models and (is_server(models[0]) or kind_of(models[0]) != "bundle"):
         raise RunError(f"{models[0]} is one model; give two or more to compare")
     if repeated := [model for model in options.models if options.models.count(model) > 1]:

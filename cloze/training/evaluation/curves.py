@@ -1,8 +1,8 @@
-"""What a cosine of a bundle means, as a score or a probability.
+"""Calibration curves: what a cosine of a bundle means, as a score or a probability.
 
-Two curves are tried, isotonic regression and Platt's logistic one (Platt 1999; Zadrozny and Elkan 2002), by
-cross-validation: the one with the smaller squared error on held-out pairs is fitted to all pairs, once for each
-precision, and becomes a file of the bundle. No vector changes.
+Cross-validation compares two curves, isotonic regression and Platt's logistic curve (Platt 1999; Zadrozny and Elkan
+2002). The one with the smaller squared error on held-out pairs is fitted to all pairs, once for each precision, and
+becomes a file of the bundle. Vectors do not change.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ from cloze.training.evaluation.tables import markdown_table
 from cloze.training.evaluation.task import best_f1, least_threshold
 from cloze.training.model.graph_encoder import GraphEncoder
 
-LEAST: Final = 100  # pairs, of each label where there are labels
+LEAST: Final = 100  # pairs, or pairs of each label if there are labels
 FOLDS: Final = 5
-BINS: Final = 10  # of the calibration error
+BINS: Final = 10  # for the calibration error
 GRID: Final = np.linspace(-1, 1, 201)  # cosines at which Platt's curve is stored: an error below 1e-3 of the scale
 TITLE: Final = "What a cosine means"
 PLOT_FILE: Final = "reliability.svg"
@@ -69,9 +69,9 @@ def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
 def fit_curve(cosines: Numbers, gold: Numbers, wanted_precision: float | None = None) -> Curve:
     """The better of the two curves for these pairs, (n) each; with `wanted_precision`, gold is 0 or 1.
 
-    Probabilities are fitted to Platt's targets (1999, section 2.2), which are never quite 0 or 1. Errors and thresholds
-    are of held-out pairs: each fifth is predicted by the curve of the other four. Raises CorpusError if the cosines
-    fall with gold by more than two standard errors.
+    Probabilities are fitted to Platt's targets (1999, section 2.2), which are never exactly 0 or 1. Errors and
+    thresholds are measured on held-out pairs: each fifth is predicted by the curve of the other four. Raises
+    CorpusError if the correlation of cosines and gold is negative by more than two standard errors.
     """
     if np.corrcoef(cosines, gold)[0, 1] < -2 / np.sqrt(len(gold)):
         raise CorpusError(
@@ -88,7 +88,7 @@ def fit_curve(cosines: Numbers, gold: Numbers, wanted_precision: float | None = 
             points = method(cosines[train], targets[train], *scale)
             held_out[name][test] = np.interp(cosines[test], *points)
     curves = {name: method(cosines, targets, *scale) for name, method in METHODS.items()}
-    rising = [name for name, (_, values) in curves.items() if (np.diff(values) >= 0).all()]  # isotonic is, always
+    rising = [name for name, (_, values) in curves.items() if (np.diff(values) >= 0).all()]  # isotonic always is
     name = min(rising, key=lambda name: float(((held_out[name] - gold) ** 2).mean()))
     knots, values = curves[name]
     before = scale[0] + np.clip(cosines, 0, 1) * scale[1]  # the cosine read as the value
@@ -107,8 +107,8 @@ def fit_curve(cosines: Numbers, gold: Numbers, wanted_precision: float | None = 
 def calibration_error(predicted: Numbers, gold: Numbers) -> float:
     """The expected calibration error, as a share of gold's range (Naeini et al. 2015, with bins of equal counts).
 
-    The pairs, (n), are put into ten bins by their predicted value. The error of a bin is the difference of its means of
-    predicted and gold; the result is the mean over all pairs.
+    The pairs, (n), are divided into ten bins by their predicted value. The error of a bin is the difference between its
+    means of predicted and gold; the result is the mean over all pairs.
     """
     errors = [abs(value - truth) * count for value, truth, count in _means(predicted, gold)]
     return float(sum(errors) / len(gold) / (np.ptp(gold) or 1))
@@ -120,10 +120,10 @@ def _bins(predicted: Numbers, gold: Numbers) -> tuple[tuple[float, float], ...]:
 
 
 def _means(predicted: Numbers, gold: Numbers) -> list[tuple[float, float, int]]:
-    """The means of predicted and gold in each bin, and its pairs, the lowest values first.
+    """The means of predicted and gold and the number of pairs in each bin, lowest values first.
 
-    Pairs with one predicted value, of which an isotonic curve makes many, count with the mean of their gold, so that it
-    does not matter which of them are in which bin.
+    Pairs with the same predicted value, which are frequent with an isotonic curve, count with the mean of their gold,
+    so that it does not matter which of them are in which bin.
     """
     _, ties = np.unique(predicted, return_inverse=True)
     gold = (np.bincount(ties, gold) / np.bincount(ties))[ties]
@@ -137,7 +137,7 @@ def _isotonic(cosines: Numbers, gold: Numbers, lowest: float, scale: float) -> t
 
 
 def _platt(cosines: Numbers, gold: Numbers, lowest: float, scale: float) -> tuple[Numbers, Numbers]:
-    """A score between the two ends of the scale counts as a share of a positive pair and a share of a negative one."""
+    """A score between the ends of the scale counts partly as a positive pair and partly as a negative one."""
     share = (gold - lowest) / scale
     rows, labels = np.concatenate([cosines, cosines])[:, None], np.repeat([1, 0], len(gold))
     model = LogisticRegression(C=np.inf).fit(rows, labels, sample_weight=np.concatenate([share, 1 - share]))
@@ -151,14 +151,14 @@ METHODS: Final[dict[str, Callable[[Numbers, Numbers, float, float], tuple[Number
 
 
 def _thresholds(predicted: Numbers, gold: Numbers, wanted: float) -> dict[str, float]:
-    """The probability with the best F1, and the least one from which on the wanted precision is reached."""
+    """The probability with the best F1, and the lowest one at which the wanted precision is reached."""
     _, best = best_f1(predicted, gold)
     reached = least_threshold(predicted, gold, wanted)
     return {"F1": best} | ({} if reached is None else {f"precision {wanted:g}": reached})
 
 
 def _judged(path: Path) -> tuple[Pairs, Meaning]:
-    """Pairs, and what their gold is. Raises CorpusError."""
+    """Pairs, and the meaning of their gold. Raises CorpusError."""
     columns = {"score"} if is_benchmark(path) else columns_of(path)
     labelled = "label" in columns and "score" not in columns  # as evaluate reads such a file
     pairs = load_duplicates(path) if labelled else load_pairs(path)
@@ -171,14 +171,14 @@ def _judged(path: Path) -> tuple[Pairs, Meaning]:
 
 
 def _write(bundle: Bundle, calibration: Calibration) -> None:
-    """Put the file and a section of the card into the bundle, which is replaced as a whole."""
+    """Add the file and a section of the card to the bundle, which is replaced atomically."""
     with changing(bundle) as folder:
         write_whole(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
         write_section(folder, TITLE, _section(calibration, _plotted(calibration, folder / PLOT_FILE)))
 
 
 def _plotted(calibration: Calibration, file: Path) -> bool:
-    """Draw the reliability of the curves to an SVG file; False without matplotlib, which is of the extra `report`."""
+    """Draw the curves' reliability to an SVG file; False without matplotlib, which the extra `report` installs."""
     file.unlink(missing_ok=True)
     if find_spec("matplotlib") is None:
         return False

@@ -1,4 +1,4 @@
-"""Development data, which chooses a run's checkpoint: files and folders of one's own, each with one figure.
+"""Development data, which chooses a run's checkpoint: the user's files and folders, each with one figure.
 
 | contents | columns | figure |
 | --- | --- | --- |
@@ -7,7 +7,7 @@
 | triplets | `anchor`, `positive`, `negative`; or `sent0`, `sent1`, `hard_neg` | `accuracy` |
 | a folder in BEIR's layout | | `ndcg`: nDCG@10 |
 
-All figures are x100 and those that `cloze evaluate` gives for the same file or folder.
+All figures are x100, and the same as `cloze evaluate` gives for the file or folder.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True)
 class DevSet:
-    """One file or folder: `score` gives the figure that is called `metric`, of texts, search queries and documents."""
+    """One file or folder: `score` gives the figure `metric`, with embeds for texts, search queries and documents."""
 
     name: str
     metric: str
@@ -53,7 +53,7 @@ class DevData:
 
     @classmethod
     def load(cls, paths: Sequence[str]) -> Self:
-        """A figure is called by its metric, and by its set too where several share one. Raises CorpusError."""
+        """Read the data. A figure's name is its metric, after its set if several share a metric. Raises CorpusError."""
         loaded = [_load(Path(path)) for path in paths]
         metrics = Counter(dev_set.metric for dev_set in loaded)
         names = [
@@ -64,7 +64,7 @@ class DevData:
         return cls(dict(zip(names, loaded, strict=True)))
 
     def chooser(self, choice: str) -> str:
-        """The figure of `score` that chooses a checkpoint: the only one, or of several `choice`: mean or least_gain."""
+        """The figure of `score` that chooses a checkpoint: the only one, or else `choice` (mean or least_gain)."""
         return choice if len(self.sets) > 1 else next(iter(self.sets))
 
     def score(
@@ -74,9 +74,9 @@ class DevData:
         documents: Embed | None = None,
         start: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """The figure of each set, x100. Of several also `mean` and, over the figures of `start`, `least_gain`.
+        """The figure of each set, x100. For several sets also `mean` and `least_gain`, the gain over `start`.
 
-        Search embeds its queries and its documents as given, and otherwise as any text. Without `start` the gain is 0.
+        Search embeds with `queries` and `documents`, or else with `embed`. Without `start` the gain is 0.
         """
         figures = {
             name: dev_set.score(embed, queries or embed, documents or embed) for name, dev_set in self.sets.items()
@@ -88,7 +88,7 @@ class DevData:
 
 
 def _load(path: Path) -> DevSet:
-    """A file or folder by its contents."""
+    """Read a file or folder according to its contents."""
     if path.is_dir():
         collection = load_collection(path, "dev")
         return DevSet(path.name, "ndcg", lambda _, queries, documents: search_score(queries, documents, collection))

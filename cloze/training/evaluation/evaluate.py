@@ -16,7 +16,7 @@ from cloze.training.evaluation.task import Score, ScoreCache, score_tasks
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Score what the options name. Raises ClozeError."""
+    """Score the model that the options name. Raises ClozeError."""
     if options.out:
         check_new_file(options.out)
     if options.report:
@@ -26,7 +26,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
     if options.card and (is_server(options.path) or kind_of(options.path) != "bundle"):
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
-    # Before the scores: if another bundle takes its place meanwhile, they are not written to that one's card.
+    # Loaded before scoring: if the bundle is replaced meanwhile, the scores are not written to the new bundle's card.
     bundle = load_to_change(options.path) if options.card else None
     if options.beside and not options.card and not options.report:
         raise RunError("--beside is for the model card and the report; give --card or --report too")

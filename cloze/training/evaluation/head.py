@@ -1,4 +1,4 @@
-"""cloze head BUNDLE --train FILE --name NAME: a classifier on the bundle's vectors, learnt from labelled texts."""
+"""cloze head BUNDLE --train FILE --name NAME: learn a classifier on the bundle's vectors from labelled texts."""
 
 import sys
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = HeadOptions.parse(arguments, "cloze head")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.evaluation.classifiers import KEPT, learn_head, write
 
     bundle = load_to_change(options.bundle)

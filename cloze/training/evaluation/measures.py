@@ -1,6 +1,6 @@
-"""Vectors, cosines and how well they agree with a gold score: what suites and the choice of a checkpoint share.
+"""Cosines of vectors, and how well they agree with gold scores. Suites and the choice of a checkpoint share them.
 
-scipy and scikit-learn take a second or two to import, for which commands that only compare vectors need not wait.
+scipy and scikit-learn take a second or two to import, so commands that only compare vectors do not import them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +17,14 @@ Embed: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts (n) -> vectors (n, d)."""
 
 RESAMPLES: Final = 2000
-COSINES: Final = 2**23  # of queries with all texts that are held at once: 64 MB
+COSINES: Final = 2**23  # cosines of queries with all texts in memory at once: 64 MB
 
 Numbers: TypeAlias = Sequence[float] | NDArray[np.floating]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """`left[i]` and `right[i]` are as similar as `gold[i]` says, on any scale that grows with similarity."""
+    """`gold[i]` is the similarity of `left[i]` and `right[i]`, on any scale that grows with similarity."""
 
     left: list[str]
     right: list[str]
@@ -88,14 +88,14 @@ def alignment(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArra
 
 
 def uniformity(vectors: NDArray[np.floating]) -> float:
-    """log mean exp(-2 |x - y|^2) over every two of the unit vectors (n, d); lower is more uniform."""
+    """log mean exp(-2 |x - y|^2) over all pairs of the unit vectors (n, d); lower is more uniform."""
     from scipy.spatial.distance import pdist
 
     return float(np.log(np.mean(np.exp(-2 * pdist(units(vectors), "sqeuclidean")))))
 
 
 def mean_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """The middle 95 % of the mean of `values` (n), by a bootstrap."""
+    """The 95 % bootstrap interval of the mean of `values` (n)."""
     from scipy.stats import bootstrap
 
     bounds = bootstrap(
@@ -120,7 +120,7 @@ def nearest(
 
 
 def _largest(row: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """The places of the `count` largest numbers, in order; the first ones of those that equal the last."""
+    """The places of the `count` largest numbers, in order. Among equal numbers the first ones count."""
     if count >= len(row):
         return np.arange(len(row))
     threshold = np.partition(row, len(row) - count)[len(row) - count]
@@ -131,7 +131,7 @@ def _largest(row: NDArray[np.floating], count: int) -> NDArray[np.intp]:
 
 
 def units(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Vectors (n, d) divided by their lengths, in float64; a vector of zeros stays. Raises EncoderError for NaN."""
+    """Vectors (n, d) divided by their lengths, in float64; zeros stay zeros. Raises EncoderError for NaN."""
     wide = vectors.astype(np.float64)
     if not np.isfinite(wide).all():
         raise EncoderError("the vectors are not finite: the weights are damaged; train or get the model again")

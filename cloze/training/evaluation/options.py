@@ -10,16 +10,16 @@ from cloze.encoding.bundle import Precision
 from cloze.encoding.template import TEXT, PoolingMode
 from cloze.options import Options
 
-NAMES: Final = (  # of the suites
+NAMES: Final = (  # the names of the suites
     *("sts", "retrieval", "neighbours", "pairs", "triplets", "labels", "probes", "space", "maps"),
     *("transfer", "transfer-fast", "cost", "baselines"),
 )
-DEFAULT: Final = ("sts", "retrieval")  # with a data folder and without names
-OWN: Final = ("sts", "retrieval", "pairs", "triplets", "labels", "probes")  # that read own files or folders
-NOT_COMPARED: Final = ("maps", "cost")  # whose figures are not computed from items
+DEFAULT: Final = ("sts", "retrieval")  # run if there is a data folder and no suite is named
+OWN: Final = ("sts", "retrieval", "pairs", "triplets", "labels", "probes")  # suites that read own files or folders
+NOT_COMPARED: Final = ("maps", "cost")  # suites whose figures are not computed from items
 HELP: Final = f"what to score: {', '.join(NAMES)} (default: {' and '.join(DEFAULT)})"
 
-# Words of templates, from Table 4 of PromptBERT (arXiv:2201.04337): between text and mask, and around the text
+# Template words from Table 4 of PromptBERT (arXiv:2201.04337): between text and mask, and around the text
 RELATIONS: Final = ("", "is", "mean", "means")
 PREFIXES: Final = (
     f"This {TEXT}",

@@ -40,7 +40,7 @@ def columns_of(path: Path) -> set[str]:
 
 
 def load_duplicates(path: Path) -> Pairs:
-    """Pairs whose gold is 1 or 0. Raises CorpusError, which names the file and the line."""
+    """Read pairs whose gold is 1 or 0. Raises CorpusError, which names the file and the line."""
     pairs = Pairs([], [], [])
     for where, (left, right, label) in _cells(path, ("sentence1", "sentence2", "label")):
         if label.lower() not in TRUTH:
@@ -54,7 +54,7 @@ def load_duplicates(path: Path) -> Pairs:
 
 
 def load_triplets(path: Path) -> Triplets:
-    """Raises CorpusError, which names the file and the line."""
+    """Read triplets. Raises CorpusError, which names the file and the line."""
     columns = columns_of(path)
     names = next((names for names in TRIPLETS if set(names) <= columns), TRIPLETS[0])
     triplets = [(anchor, positive, negative) for _, (anchor, positive, negative) in _cells(path, names)]
@@ -64,14 +64,14 @@ def load_triplets(path: Path) -> Triplets:
 
 
 def triplet_margins(embed: Embed, triplets: Triplets) -> NDArray[np.float64]:
-    """The anchor's cosine with the positive minus that with the negative, (n)."""
+    """The anchor's cosine with the positive minus its cosine with the negative, (n)."""
     anchor, positive, negative = map(units, in_columns(embed, *zip(*triplets, strict=True)))
     margins: NDArray[np.float64] = (anchor * positive).sum(1) - (anchor * negative).sum(1)
     return margins
 
 
 def shares_right(margins: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 (n) for a triplet whose positive is closer, 0 if the negative is, and a half for equal cosines."""
+    """For each triplet (n): 1 if the positive is closer, 0 if the negative is, and a half for equal cosines."""
     shares: NDArray[np.float64] = (1 + np.sign(margins)) / 2
     return shares
 
@@ -79,7 +79,7 @@ def shares_right(margins: NDArray[np.float64]) -> NDArray[np.float64]:
 def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
     """Texts and their labels; at least two labels, with `minimum` texts each. Raises CorpusError.
 
-    Rows that differ only in capitals and blanks are one: a text that is learnt from and held out would be found right.
+    Rows that differ only in capitals and blanks count once: a held-out text must not also be one that is learnt from.
     """
     rows = _distinct((text, label) for _, (text, label) in _cells(path, ("text", "label")))
     counts = Counter(label for _, label in rows)
@@ -93,14 +93,14 @@ def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
 
 
 def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str], list[frozenset[str]]]:
-    """Texts and the labels of each, none or several of them between separators.
+    """Texts and their labels. A text may have none, or several that are separated by `separator`.
 
-    Each label has `minimum` texts or more, and as many texts are without it. Rows that differ only in capitals and
-    blanks are one. Raises CorpusError.
+    Each label has at least `minimum` texts, and at least as many texts lack it. Rows that differ only in capitals and
+    blanks count once. Raises CorpusError.
     """
     cells = _cells(path, ("text", "label"), may_be_empty=("label",))
     split = ((text, frozenset(map(str.strip, cell.split(separator))) - {""}) for _, (text, cell) in cells)
-    rows = _distinct(split)  # the same labels in another order too
+    rows = _distinct(split)  # labels in another order are equal
     labels = [text_labels for _, text_labels in rows]
     counts = Counter(label for text_labels in labels for label in text_labels)
     for label, count in counts.items():
@@ -115,7 +115,7 @@ def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str]
 
 
 def _distinct(rows: Iterable[tuple[str, Label]]) -> list[tuple[str, Label]]:
-    """The first of the rows whose labels are equal and whose texts differ only in capitals and blanks."""
+    """The first of each group of rows with equal labels and texts that differ only in capitals and blanks."""
     first: dict[tuple[str, Label], tuple[str, Label]] = {}
     for text, label in rows:
         first.setdefault((" ".join(text.casefold().split()), label), (text, label))
@@ -123,7 +123,7 @@ def _distinct(rows: Iterable[tuple[str, Label]]) -> list[tuple[str, Label]]:
 
 
 def _cells(path: Path, names: Sequence[str], may_be_empty: Sequence[str] = ()) -> list[tuple[str, list[str]]]:
-    """Where each row is, and its cells as texts without white space around them."""
+    """The location of each row, and its cells as texts without surrounding white space."""
     columns = columns_of(path)
     missing = [name for name in names if name not in columns]
     if missing:

@@ -13,7 +13,7 @@ from cloze.encoding.text import TextEncoder
 from cloze.training.data.masking import continuing_prefix
 from cloze.training.model.encoder import SentenceEncoder
 
-SMALLEST: Final = 1e-12  # singular value, relative to the largest, of a direction that is kept
+SMALLEST: Final = 1e-12  # least singular value, relative to the largest, of a direction that is kept
 
 LEVELS: Final = 3
 DEPTH: Final = 3
@@ -25,16 +25,16 @@ SEED: Final = 0
 
 WINDOW: Final = 2  # layers on each side
 FEWEST_STATES: Final = 3  # with fewer, the last layer has no layers around it
-START: Final = 3  # the depth divided by this is the first layer
+START: Final = 3  # the first layer is the depth divided by this
 
 FREQUENT: Final = 36
-BEGINNINGS: Final = ("Ġ", "▁")  # of a word's first token, where continuations are not marked
+BEGINNINGS: Final = ("Ġ", "▁")  # mark a word's first token, if continuations are not marked
 
 
 def whiten(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
     """Whitening (arXiv:2103.15316): dimensions that are uncorrelated and vary equally.
 
-    Vectors (n, d) with mean 0 and the identity as covariance, in the directions in which they differ.
+    The result (n, d) has mean 0, and the identity as covariance in the directions in which the vectors differ.
     """
     centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
     directions, sizes, _ = np.linalg.svd(np.cov(centred.T))
@@ -46,10 +46,10 @@ def whiten(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
 def flow_vectors(vectors: NDArray[np.floating], epochs: int = EPOCHS) -> NDArray[np.float32]:
     """BERT-flow (arXiv:2011.05864): a small Glow that maps vectors to a standard Gaussian, trained on them alone.
 
-    Three levels of three steps; a step is a scale and shift per dimension, a linear mixing of all dimensions, and an
-    additive coupling 32 wide. After each level half of the dimensions are finished. One pass over the vectors by Adam
-    at 1e-3 with gradients clipped at 1, as in the published code; the encoder is not trained. Unlike Glow's, the prior
-    is the standard Gaussian on every level.
+    There are three levels of three steps. A step is a scale and shift per dimension, a linear mixing of all dimensions,
+    and an additive coupling of width 32. After each level half of the dimensions are finished. Adam at 1e-3 makes one
+    pass over the vectors, with gradients clipped at 1, as in the published code. The encoder is not trained. Unlike in
+    Glow, the prior is the standard Gaussian on every level.
 
     Vectors (n, d) -> latent vectors (n, d) of a flow that was trained on them.
     """
@@ -61,7 +61,7 @@ def flow_vectors(vectors: NDArray[np.floating], epochs: int = EPOCHS) -> NDArray
 
 
 def fit_flow(vectors: Tensor, epochs: int = EPOCHS) -> "Flow":
-    """A flow for vectors (n, d), by maximum likelihood; the same one for the same vectors."""
+    """Fit a flow to vectors (n, d) by maximum likelihood. The same vectors give the same flow."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         flow = Flow(vectors)
@@ -80,7 +80,7 @@ class Flow(nn.Module):
     """Invertible: vectors (n, d) -> latent vectors (n, d) and the logarithm of the volume's change, a scalar."""
 
     def __init__(self, vectors: Tensor) -> None:
-        """The first scales and shifts give these vectors mean 0 and variance 1 in every step."""
+        """Initialise scales and shifts so that these vectors have mean 0 and variance 1 in every step."""
         super().__init__()
         self.steps = nn.ModuleList()
         for number in range(LEVELS * DEPTH):
@@ -103,7 +103,7 @@ class Flow(nn.Module):
         return torch.cat([*finished, vectors], 1), volume
 
     def log_likelihood(self, vectors: Tensor) -> Tensor:
-        """(n, d) -> (n), under the standard Gaussian."""
+        """Vectors (n, d) -> log-likelihoods (n), under the standard Gaussian."""
         latent, volume = self(vectors)
         log_likelihoods: Tensor = -0.5 * (latent.square() + float(np.log(2 * np.pi))).sum(1) + volume
         return log_likelihoods
@@ -135,11 +135,11 @@ class _Step(nn.Module):
 def wk_pooling(hidden_states: Sequence[Tensor], attention_mask: Tensor) -> Tensor:
     """WK pooling (SBERT-WK, arXiv:2002.06652): layers, then tokens, weighted by how they change over depth.
 
-    A layer's weight for a token is the sum of its alignment with the layers around it and of its novelty, the share
-    that they do not explain. A token's weight is the variance of the cosines of its adjacent layers. The published
-    code's habits are kept: the first two layers have no layers before them in their window, and [CLS] counts while the
-    last token does not. It uses layers 4 to 12 of 12; here they start at a third of the depth, which is 2 to 6 of 6.
-    The QR decomposition of the paper gives the same weights as the Gram matrix that is used here.
+    A layer's weight for a token is the sum of its alignment with the layers around it and its novelty, which is the
+    share that they do not explain. A token's weight is the variance of the cosines of its adjacent layers. As in the
+    published code, the window of the first two layers has no layers before them, and [CLS] counts but the last token
+    does not. That code uses layers 4 to 12 of 12; here they start at a third of the depth, so 2 to 6 of 6. The paper's
+    QR decomposition gives the same weights as the Gram matrix that is used here.
 
     Hidden states (n, L, d) of layer 0 to the last -> vectors (n, d) in float64.
     """
@@ -148,7 +148,7 @@ def wk_pooling(hidden_states: Sequence[Tensor], attention_mask: Tensor) -> Tenso
     gram = states @ states.mT  # (n, L, k, k)
     words = (_layer_weights(gram).unsqueeze(-1) * states).sum(2)  # (n, L, d)
     counted = torch.zeros_like(attention_mask, dtype=torch.float64)
-    counted[:, :-1] = attention_mask[:, 1:].double()  # all but the last token of each row
+    counted[:, :-1] = attention_mask[:, 1:].double()  # all tokens of a row except the last one
     weights = _token_weights(gram) * counted
     return (weights.unsqueeze(-1) * words).sum(1) / weights.sum(1, keepdim=True)
 
@@ -163,7 +163,7 @@ def _layer_weights(gram: Tensor) -> Tensor:
 
 
 def _alignment_and_novelty(gram: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """Of one layer x with its window W: 1 / (2 (|W| + 1) c) and |x - Px| / |x|, with Px in the span of W.
+    """For one layer x with its window W: 1 / (2 (|W| + 1) c) and |x - Px| / |x|, with Px in the span of W.
 
     c is the mean cosine of Px with the layers of W.
     """
@@ -188,9 +188,9 @@ def _token_weights(gram: Tensor) -> Tensor:
 def static_means(
     encoder: SentenceEncoder, texts: Sequence[str], words: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """The mean (n, d) of the vectors of all tokens of a text, special ones included.
+    """The mean (n, d) over all tokens of a text, special ones included.
 
-    `words` (vocabulary, d) are the static word embeddings, unless others are given.
+    `words` (vocabulary, d) are the tokens' vectors, by default the static word embeddings.
     """
     if words is None:
         words = encoder.word_embeddings.weight.detach().float().cpu().numpy()
@@ -205,8 +205,8 @@ def static_averages(
 
     The kinds of tokens are removed one after the other, as in the table: the 36 most frequent, subwords, upper case (by
     writing the text in lower case), and tokens of punctuation alone. Special tokens never count. The most frequent
-    tokens are counted in the distinct texts that are averaged; the paper's own list of 36 is that of its texts. A text
-    without a token left has a vector of zeros, whose cosines are 0; the paper's code puts [PAD] there.
+    tokens are counted in the distinct texts that are averaged; the paper's list of 36 is from its own texts. A text
+    that has no token left gets a vector of zeros, whose cosines are 0; the paper's code uses [PAD] for it.
 
     Name -> averages (n, d), with more kinds of tokens removed in each. An uncased model has no row for case.
     """
@@ -227,7 +227,7 @@ def static_averages(
 
 
 class Removal:
-    """Which token ids are left out; `pieces` are the vocabulary's, by id, and `prefix` marks those inside a word."""
+    """The token ids that are removed. `pieces` are the vocabulary's tokens by id; `prefix` marks tokens in a word."""
 
     def __init__(self, pieces: Sequence[str], vocabulary: int, prefix: str | None) -> None:
         self.pieces, self.prefix = pieces, prefix
@@ -239,7 +239,7 @@ class Removal:
         self.removed[np.argsort(-counts, kind="stable")[:count]] = True
 
     def subwords(self) -> None:
-        """A text's first token begins a word, though byte-level vocabularies write it like a subword."""
+        """A text's first token is kept: it begins a word, though byte-level vocabularies write it like a subword."""
         for token, piece in enumerate(self.pieces[: len(self.removed)]):
             if self.prefix:
                 self.removed[token] |= piece.startswith(self.prefix)
@@ -251,7 +251,7 @@ class Removal:
             self.removed[token] |= not any(character.isalnum() for character in piece)
 
     def averages(self, words: NDArray[np.float32], sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Word embeddings (v, d) -> the mean of those that are left in each sequence, (n, d)."""
+        """Word embeddings (v, d) -> the mean over the remaining tokens of each sequence, (n, d)."""
         means = np.zeros((len(sequences), words.shape[1]), np.float32)
         for row, ids in enumerate(sequences):
             kept = [

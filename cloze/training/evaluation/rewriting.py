@@ -1,8 +1,8 @@
-"""Rules that rewrite an English sentence: some keep what it says, others change it. The suite `probes` is made of them.
+"""Rules that rewrite an English sentence. Some keep its meaning, others change it. The suite `probes` uses them.
 
-A rule takes a sentence and a random generator, and returns None where it does not apply. The rules look at words, not
-at grammar, so they accept few sentences: those of `is_plain`, with one clause where a phrase is moved or negated. The
-word lists are short and hand-written; words whose sense depends on the sentence are left out.
+A rule takes a sentence and a random generator, and returns None if it does not apply. The rules look at words, not at
+grammar, so they accept few sentences: those of `is_plain`, with a single clause if a phrase is moved or negated. The
+word lists are short and hand-written, without words whose sense depends on the sentence.
 """
 
 import re
@@ -13,12 +13,12 @@ from numpy.random import Generator
 
 Rule: TypeAlias = Callable[[str, Generator], str | None]
 Rewritten: TypeAlias = tuple[str, str]
-"""A text that says the same, and one that does not."""
+"""A text of the same meaning, and one of another meaning."""
 
 WORDS: Final = (5, 30)  # of a sentence
 MARKS: Final = re.compile(r"""["“”«»()\[\]:;!?/…—–&*]|[.](?!$)|['’](?!s\b|t\b)|\s-|-\s""")
 
-# Word or phrase -> the same in other words. Both fit wherever the first one occurs in lower case.
+# Word or phrase -> a synonym. Both fit wherever the first one occurs in lower case.
 SYNONYMS: Final = {
     "approximately": "about",
     "located": "situated",
@@ -54,7 +54,7 @@ SYNONYMS: Final = {
     "sidewalk": "pavement",
 }
 
-# Word or phrase -> the same in other words, and the opposite.
+# Word or phrase -> a synonym, and the opposite.
 ANTONYMS: Final = {
     "large": ("big", "small"),
     "largest": ("biggest", "smallest"),
@@ -103,7 +103,7 @@ ANTONYMS: Final = {
     "more than": ("over", "less than"),
     "at least": ("no fewer than", "at most"),
 }
-ONLY_NUMBERS: Final = ("more than", "at least")  # of these, before a number
+ONLY_NUMBERS: Final = ("more than", "at least")  # phrases that are replaced only before a number
 
 CONTRACTED: Final = {
     f"{verb} not": f"{verb}n't"
@@ -116,7 +116,7 @@ NUMBERS: Final = (
 )
 FIRST_NUMBER: Final = 2
 
-# Names that replace each other: of places, and of people.
+# Names that can replace each other: of places, and of people.
 PLACES: Final = (
     ("France", "Germany", "Italy", "Spain", "Poland", "Sweden", "Norway", "Hungary", "Portugal", "Austria", "Belgium"),
     ("Japan", "China", "India", "Indonesia", "Brazil", "Mexico", "Nigeria", "Kenya", "Egypt", "Argentina", "Canada"),
@@ -135,9 +135,9 @@ PERSON_NAME: Final = "|".join(name for names in PEOPLES_NAMES for name in names)
 ANY_NAME: Final = re.compile(rf"(?<! at )\b(?:(?:{PLACE_NAME})(?! [A-Z0-9])|(?:{PERSON_NAME}) [A-Z])")
 
 SYMMETRIC: Final = (
-    "(?:married|faced|resembled|equalled|dated|divorced|partnered|tied)"  # verbs that say the same of both
+    "(?:married|faced|resembled|equalled|dated|divorced|partnered|tied)"  # verbs that hold in both directions
 )
-DOES_TO: Final = (  # what is between a subject and its object
+DOES_TO: Final = (  # the words between a subject and its object
     rf"(?:(?!{SYMMETRIC}\b)[a-z]+ed|beat|overtook|taught|led|won|left|bought|sold|hit|lost to|was [a-z]+(?:ed|en) by)"
 )
 PLACE: Final = "(?:park|street|snow|kitchen|field|store|room|grass|pool|ocean|beach|yard|forest|garden|city|lake|river)"
@@ -154,7 +154,7 @@ MONTH: Final = "(?:January|February|March|April|May|June|July|August|September|O
 DATE: Final = rf"(?:in|on) (?:{MONTH} )?(?:\d{{1,2}} {MONTH} )?(?:{MONTH} \d{{1,2}} )?\d{{4}}"
 LEADING: Final = re.compile(r"((?:In|On|At|During|From|Until) [^,]{2,45}), ([^,]*[^,\d])\.")
 TRAILING: Final = re.compile(rf"([^,]+) ({DATE})\.")
-LONG_NAME: Final = re.compile(rf"(?!{NO_NAME}\b)[A-Z][\w’'-]+ [A-Z]")  # a first word that stays a capital
+LONG_NAME: Final = re.compile(rf"(?!{NO_NAME}\b)[A-Z][\w’'-]+ [A-Z]")  # a first word that keeps its capital
 LOWERED: Final = {"He", "She", "It", "They", "The", "A", "An", "His", "Her", "Its", "Their", "This", "These", "Another"}
 PARTICIPLE: Final = r"(?:been|become|won|made|had|\w+ed)\b"
 AUXILIARY: Final = re.compile(
@@ -197,7 +197,7 @@ LONG_FORMS: Final = _phrases(CONTRACTED)
 
 
 def is_plain(sentence: str) -> bool:
-    """Whether the rules are made for it: 5 to 30 words, one period at its end, commas but few other marks."""
+    """Whether the rules suit the sentence: 5 to 30 words, one period at its end, commas but few other marks."""
     return (
         sentence.endswith(".")
         and sentence[:1].isupper()
@@ -206,7 +206,7 @@ def is_plain(sentence: str) -> bool:
     )
 
 
-# What is said stays the same
+# The meaning stays the same
 
 
 def moved(sentence: str, rng: Generator) -> str | None:
@@ -248,14 +248,14 @@ SAME: Final[Sequence[Rule]] = (moved, synonym, contraction, other_form)
 
 
 def paraphrase(sentence: str, rng: Generator) -> str | None:
-    """Apply one rule that keeps what is said."""
+    """Apply one rule that keeps the meaning."""
     places: list[int] = rng.permutation(len(SAME)).tolist()
     tried = (SAME[place](sentence, rng) for place in places)
     return next((rewritten for rewritten in tried if rewritten is not None), None)
 
 
 def paraphrases(sentence: str, rng: Generator) -> str | None:
-    """Apply every rule that keeps what is said; None where fewer than two apply."""
+    """Apply every rule that keeps the meaning; None if fewer than two apply."""
     applied = 0
     for rule in SAME:
         rewritten = rule(sentence, rng)
@@ -274,11 +274,11 @@ def misspelt(sentence: str, rng: Generator) -> str | None:
     return " ".join(words) if chosen else None
 
 
-# What is said changes
+# The meaning changes
 
 
 def negation(sentence: str, rng: Generator) -> Rewritten | None:
-    """Put `not` behind the only auxiliary verb of a sentence of one clause."""
+    """Put `not` after the only auxiliary verb of a sentence of one clause."""
     if SUBORDINATE.search(sentence) or NEGATIVE.search(sentence) or len(ANY_AUXILIARY.findall(sentence)) != 1:
         return None
     match, near = AUXILIARY.search(sentence), paraphrase(sentence, rng)
@@ -288,7 +288,7 @@ def negation(sentence: str, rng: Generator) -> Rewritten | None:
 
 
 def swapped_roles(sentence: str, rng: Generator) -> Rewritten | None:
-    """Exchange who does something and whom it is done to. The other text has a phrase moved, and the same words."""
+    """Exchange subject and object. In the other text a phrase is moved, and all words stay."""
     if SUBORDINATE.search(sentence):
         return None
     if match := OF_PEOPLE.fullmatch(sentence):
@@ -305,7 +305,7 @@ def swapped_roles(sentence: str, rng: Generator) -> Rewritten | None:
 
 
 def other_order(sentence: str, rng: Generator) -> Rewritten | None:
-    """Exchange two places of a journey, or two clauses. The other text has the same words in an order that fits."""
+    """Exchange two places of a journey, or two clauses. The other text reorders the words but keeps the meaning."""
     if (match := JOURNEY.search(sentence)) and not re.search(MONTH, match[0]) and match[1] != match[2]:
         start, end = match.groups()
         before, after = sentence[: match.start()], sentence[match.end() :]
@@ -343,7 +343,7 @@ def other_name(sentence: str, rng: Generator) -> Rewritten | None:
 
 
 def antonym(sentence: str, rng: Generator) -> Rewritten | None:
-    """Replace one word or phrase by its opposite; the other text has it replaced by one that means the same."""
+    """Replace one word or phrase by its opposite. In the other text a synonym replaces it."""
     match = _any(PHRASES_WITH_ANTONYM, sentence, rng)
     if match is None:
         return None
@@ -364,7 +364,7 @@ def _replace(old: re.Match[str], new: str, sentence: str) -> str:
 
 
 def _lowered(clause: str) -> str:
-    """The clause, as it is written behind another one."""
+    """The clause, as it is written after another one."""
     return clause[0].lower() + clause[1:] if clause.split()[0] in LOWERED else clause
 
 
@@ -373,7 +373,7 @@ def _with_article(people: str) -> str:
 
 
 def _counted(sentence: str) -> re.Match[str] | None:
-    """The first number of things from 2 to 20; of a date, or of a part of a number, none."""
+    """The first number of things from 2 to 20. Dates and parts of numbers do not count."""
     for match in COUNTED.finditer(sentence):
         value = _value(match[1])
         if FIRST_NUMBER <= value < FIRST_NUMBER + len(NUMBERS) and not NOT_COUNTED.search(sentence[: match.start()]):
@@ -390,7 +390,7 @@ def _words(number: str) -> str:
 
 
 def _put(sentence: str, match: re.Match[str], number: str) -> str:
-    """Put a number in the place of another; it is capitalised where the sentence begins with it."""
+    """Replace a number by another, which is capitalised at the beginning of the sentence."""
     number = number.capitalize() if not match.start() else number
     return sentence[: match.start()] + number + sentence[match.end(1) :]
 

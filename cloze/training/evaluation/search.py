@@ -1,13 +1,13 @@
-"""Collections to search, and how well a model's cosines rank their documents, by trec_eval's metrics (pytrec_eval).
+"""Retrieval collections, and how well a model's cosines rank their documents, by trec_eval's metrics (pytrec_eval).
 
 A collection is a folder in BEIR's layout: `corpus.jsonl` with `_id`, `title` (optional) and `text`, `queries.jsonl`
 with `_id` and `text`, and `qrels.tsv`, or BEIR's own `qrels/test.tsv`, with the columns `query-id`, `corpus-id` and
-`score`. Training prefers `qrels/train.tsv`, and the choice of checkpoints `qrels/dev.tsv`, where they are there. A
-document's text is its title, a blank and its text. nDCG@10 and recall@k are as in BEIR (arXiv:2104.08663), MRR and MAP
-over the first 1,000 documents.
+`score`. If they exist, training uses `qrels/train.tsv` and the choice of checkpoints `qrels/dev.tsv`. A document's text
+is its title, a blank and its text. nDCG@10 and recall@k are as in BEIR (arXiv:2104.08663), MRR and MAP over the first
+1,000 documents.
 
-BEIR leaves a document out of the results of a query with the same id, for collections whose queries are documents. Here
-the text has to be the same too, because many collections number both from 1.
+BEIR removes a document from the results of a query with the same id, for collections whose queries are documents. Here
+the text must be the same too, because many collections number both from 1.
 """
 
 import sys
@@ -25,7 +25,7 @@ from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import Embed, nearest, units
 
 DEPTH: Final = 1000  # documents that are ranked
-LARGEST_GRADE: Final = 1000  # a larger one is an id, in the wrong column
+LARGEST_GRADE: Final = 1000  # a larger number is an id in the wrong column
 METRICS: Final = {  # our name -> trec_eval's
     "nDCG@10": "ndcg_cut_10",
     "MRR": "recip_rank",
@@ -40,9 +40,9 @@ COLUMNS: Final = ("query-id", "corpus-id", "score")
 
 @dataclass(frozen=True)
 class Collection:
-    """`relevance[i]` maps a document's index to its grade for query i; every query has at least one above 0.
+    """`relevance[i]` maps a document's index to its grade for query i. Every query has at least one grade above 0.
 
-    `own` maps a query that is a document of the collection to that document, which it is not to find.
+    `own` maps a query that is itself a document of the collection to that document, which is removed from its results.
     """
 
     name: str
@@ -90,7 +90,7 @@ def load_collection(folder: str | Path, split: str = "test") -> Collection:
 
 
 def search_score(queries: Embed, documents: Embed, collection: Collection) -> float:
-    """nDCG@10 x100 of exact search by cosine, averaged over queries; queries and documents are embedded as given."""
+    """nDCG@10 x100 of exact search by cosine, averaged over queries; `queries` and `documents` embed the two sides."""
     ranked = rankings(queries(collection.queries), documents(collection.documents), collection.own)
     return float(100 * np.mean(search_metrics(ranked, collection.relevance)["nDCG@10"]))
 
@@ -113,7 +113,7 @@ def search_metrics(ranked: Sequence[NDArray[np.intp]], relevance: Sequence[dict[
         str(query): {str(document): grade for document, grade in grades.items()}
         for query, grades in enumerate(relevance)
     }
-    # The score is the number of documents behind: trec_eval orders equal scores by name.
+    # The score is the number of documents ranked after it: trec_eval orders equal scores by name.
     run = {
         str(query): {str(document): float(len(ranking) - place) for place, document in enumerate(ranking)}
         for query, ranking in enumerate(ranked)
@@ -124,7 +124,7 @@ def search_metrics(ranked: Sequence[NDArray[np.intp]], relevance: Sequence[dict[
 
 
 def _records(path: Path) -> dict[str, dict[str, Any]]:
-    """Id -> the record, which has a text."""
+    """Id -> record. Every record has a text."""
     if not path.is_file():
         raise CorpusError(f"{path} is missing; give a BEIR folder: corpus.jsonl, queries.jsonl and qrels.tsv")
     records: dict[str, dict[str, Any]] = {}
@@ -147,7 +147,7 @@ def _grades(folder: Path, split: str, documents: Container[str], queries: Contai
     if path is None:
         raise CorpusError(f"{folder / QRELS[0]} is missing; it says which documents answer a query")
     grades: dict[str, dict[str, int]] = {}
-    others: dict[str, None] = {}  # queries of other splits, which the file may judge too
+    others: dict[str, None] = {}  # queries of other splits, which the file may also judge
     for number, record in read_records(path):
         where = f"{path}, line {number}"
         query, document, score = (_text(record, column, where) for column in COLUMNS)

@@ -23,18 +23,18 @@ LONGEST_WAIT: Final = 60.0  # seconds between two attempts
 ABSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)
 ATTEMPTS: Final = 8
 REACHING: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
-DECIDING: Final = (  # what /info says about the vectors; TEI has its pooling in model_type
+DECIDING: Final = (  # keys of /info that affect the vectors; TEI has its pooling in model_type
     *("model_id", "model_sha", "bridge_sha", "model_dtype", "model_type", "max_input_length"),
     *("template", "embedding_space", "version"),
 )
 WAIT: Final = httpx.Timeout(120, connect=10)  # seconds
-LARGEST_BATCH: Final = 32  # texts in a request, if the server takes as many
+LARGEST_BATCH: Final = 32  # texts per request, if the server accepts as many
 
 
 class ServerEncoder:
-    """A server's /embed, asked in the class bulk, so that a server of Cloze answers interactive requests first.
+    """A server's /embed. Requests are in the class bulk, so that a Cloze server answers interactive requests first.
 
-    Requests that the server is too busy for are sent again after the time in Retry-After.
+    Requests that a busy server refuses are sent again after the time in Retry-After.
 
     Raises ServerError if the server cannot be reached, refuses a request or stays busy. Tests replace `transport` and
     `wait`.
@@ -60,13 +60,13 @@ class ServerEncoder:
 
     @property
     def templates(self) -> Mapping[str, str]:
-        """The model's named templates; a server that does not know them has none."""
+        """The model's named templates; empty for servers without them."""
         templates = self.info.get("templates")
         return templates if isinstance(templates, dict) else {}
 
     @property
     def digest(self) -> str:
-        """Of what /info says about the vectors; of the address too if the server gives no digest of the model."""
+        """The digest of what /info says about the vectors, and of the address if /info has no digest of the model."""
         known = {name: self.info.get(name) for name in DECIDING}
         known["templates"] = self.templates
         if not known["model_sha"]:
@@ -74,7 +74,7 @@ class ServerEncoder:
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> NDArray[np.float32]:
-        """Texts -> vectors (n, d) float32, in the texts' order, in one of the named templates if `prompt` is given.
+        """Texts -> vectors (n, d) float32, in the texts' order, with the named template `prompt` if it is given.
 
         Texts of similar length share a request.
         """
@@ -108,7 +108,7 @@ class ServerEncoder:
             try:
                 response = client.request(method, self.url + route, json=body)
             except httpx.TransportError as error:
-                if self.info is None and isinstance(error, ABSENT):  # it is not busy, but absent
+                if self.info is None and isinstance(error, ABSENT):  # the server is not busy, but absent
                     raise ServerError(unreachable(self.url, error)) from error
                 problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.InvalidURL as error:
@@ -136,7 +136,7 @@ class ServerEncoder:
 
 
 def client_of(url: str, headers: dict[str, str], transport: httpx.BaseTransport | None = None) -> httpx.Client:
-    """A client of a server's address. A proxy of the environment is asked for other machines only.
+    """A client for a server's address. A proxy of the environment is used only for other machines.
 
     Raises ServerError if the proxy or the certificates of the environment cannot be used.
     """
@@ -154,7 +154,7 @@ def client_of(url: str, headers: dict[str, str], transport: httpx.BaseTransport 
 
 
 def unreachable(url: str, error: httpx.TransportError) -> str:
-    """Say that no server answered at an address, and what to do."""
+    """A message that no server answered at an address, and what to do."""
     if isinstance(error, httpx.UnsupportedProtocol):
         return f"{url} is not an address ({error}); write http://HOST:PORT"
     used = {} if _on_this_machine(url) else _environment()
@@ -165,22 +165,22 @@ def unreachable(url: str, error: httpx.TransportError) -> str:
 def _on_this_machine(url: str) -> bool:
     try:
         host = urlsplit(url).hostname or ""
-    except ValueError:  # no address at all
+    except ValueError:  # not an address
         return False
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return host == "localhost" or host.endswith(".localhost")
 
 
 def _environment() -> dict[str, str]:
-    """Variables that say how other machines are reached, without passwords."""
+    """The environment's proxy and certificate variables, without passwords."""
     variables = {name: os.environ[name] for name in sorted(os.environ) if name.lower() in REACHING and os.environ[name]}
     return {name: re.sub(r"//[^/@]*@", "//", value) for name, value in variables.items()}
 
 
 def _pause(response: httpx.Response, attempt: int) -> float:
-    """Seconds: what Retry-After says, or twice as long after each attempt."""
+    """Seconds to wait: Retry-After, or else twice as long after each attempt."""
     try:
         return max(0.0, float(response.headers["retry-after"]))
     except (KeyError, ValueError):  # absent, or a date

@@ -1,6 +1,6 @@
 """The STS sets in SentEval's layout, folders in SemEval's format, and files of scored pairs.
 
-The counts are those of the papers' tables: every file is checked.
+Every file is checked against the counts of the papers' tables.
 
 Files of scored pairs have one of two formats:
 
@@ -41,7 +41,7 @@ COUNTS: Final[dict[str, int]] = {
 }
 PARTS: Final[dict[str, dict[str, int]]] = {
     "STS12": {"MSRpar": 750, "MSRvid": 750, "SMTeuroparl": 459, "surprise.OnWN": 750, "surprise.SMTnews": 399},
-    "STS13": {"FNWN": 189, "headlines": 750, "OnWN": 561},  # SMT has its own licence; no paper's table has it
+    "STS13": {"FNWN": 189, "headlines": 750, "OnWN": 561},  # SMT has its own licence, and the papers' tables omit it
     "STS14": {
         "deft-forum": 450,
         "deft-news": 300,
@@ -164,7 +164,7 @@ def load_tasks(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, 
 
 
 def load_parts(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, dict[str, Pairs]]:
-    """Like `load_tasks`, but with the parts of each task apart: task -> part -> pairs."""
+    """Like `load_tasks`, but with the parts of each task separate: task -> part -> pairs."""
     downstream = find_downstream(data)
     return {task: _load(downstream, task) for task in tasks}
 
@@ -237,7 +237,7 @@ def _sick(path: Path) -> Pairs:
     pairs = Pairs([], [], [])
     for number, line in enumerate(read_lines(path), 1):
         cells = line.split("\t")
-        if number > 1 and line.strip():  # a header first
+        if number > 1 and line.strip():  # the first line may be a header
             cells += [""] * (4 - len(cells))
             _append(pairs, cells[1], cells[2], cells[3], f"{path}, line {number}")
     return pairs

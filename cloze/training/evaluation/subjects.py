@@ -25,9 +25,9 @@ SEARCH_TEMPLATES = ("query_template", "document_template")
 
 
 def subjects(path: str, options: ModelOptions) -> Iterator[Subject]:
-    """What embeds: each precision of a bundle, a server, or one model in torch. Raises ClozeError.
+    """The subjects: each precision of a bundle, a server, or one model in torch. Raises ClozeError.
 
-    Each is loaded when it is asked for.
+    Each is loaded when the iterator reaches it.
     """
     if is_server(path):
         yield _server(path, options)
@@ -58,7 +58,7 @@ def _model(path: str, options: ModelOptions) -> Subject:
 
 
 def applicable_options(path: str, options: ScoringOptions) -> ScoringOptions:
-    """The options without those that this model cannot have. Raises RunError."""
+    """The options without those that do not apply to this model. Raises RunError."""
     kind = "server" if is_server(path) else kind_of(path)
     unused = [] if kind == "bundle" else ["precision"]
     if kind != "encoder" or saved_config(Path(path)) is not None or _as_it_is(path):
@@ -67,7 +67,7 @@ def applicable_options(path: str, options: ScoringOptions) -> ScoringOptions:
 
 
 def _as_it_is(path: str) -> bool:
-    """Whether an encoder is read as sentence-transformers reads it."""
+    """Whether sentence-transformers' own configuration of an encoder is used."""
     return saved_config(Path(encoder_folder(path))) is None and kind_of(path) == "encoder" and of_library(path)
 
 
@@ -106,7 +106,7 @@ def _words(folder: str, k: int, changes: Mapping[str, Any]) -> Subject:
 
 
 def _torch(encoder: SentenceEncoder, templates: Mapping[str, str]) -> Subject:
-    """`templates` replace the encoder's own for search queries and documents, by option."""
+    """`templates` replace, by option, the encoder's own templates for search queries and documents."""
     if templates and encoder.continuous is not None:
         raise RunError(f"{_flags(templates)}: this model's template is trained; leave the option out")
     queries, documents = (
@@ -125,7 +125,7 @@ def is_server(path: str) -> bool:
 
 
 def _changes(options: ModelOptions, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the named options that are given."""
+    """The named options that are set."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
@@ -134,7 +134,7 @@ def _flags(names: Iterable[str]) -> str:
 
 
 def _model_digest(encoder: SentenceEncoder) -> str:
-    """Of the weights, the embedding configuration, the tokenizer and what is behind the pooling, as an activation."""
+    """The digest of weights, embedding configuration, tokenizer and what follows pooling, such as an activation."""
     tokenizer = encoder.tokenizer.backend_tokenizer.to_str()
     architecture = encoder.backbone.config.to_json_string()
     parts = weights_digest(encoder), encoder.config.model_dump(), tokenizer, architecture

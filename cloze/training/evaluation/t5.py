@@ -1,8 +1,8 @@
-"""Templates that a T5 writes around a word and its definition, for all examples at once.
+"""Templates that T5 writes around words and their definitions, for all examples at once.
 
 LM-BFF (arXiv:2012.15723) section 5.2, with words and definitions as in PromptBERT section 4.2. The source is
-`<extra_id_0> word <extra_id_1> definition`, or the definition first; one beam search fills both gaps, each step
-scored by its log-probability summed over the examples.
+`<extra_id_0> word <extra_id_1> definition`, or the definition first. One beam search fills both gaps. A step's score is
+its log-probability, summed over the examples.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SENTINELS: Final = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")
 
 
 class Example(NamedTuple):
-    """`orange`, and `a large round juicy citrus fruit with a tough bright reddish-yellow rind`."""
+    """Such as `orange`, and `a large round juicy citrus fruit with a tough bright reddish-yellow rind`."""
 
     word: str
     definition: str
@@ -57,7 +57,7 @@ class TemplateWriter:
         self.tokenizer = tokenizer
         ids = tokenizer.get_vocab()
         self.sentinels = tuple(ids[name] for name in SENTINELS)
-        # tokens that a gap may hold; the output matrix may be padded
+        # the tokens that a gap may hold; the output matrix may be padded
         self.plain = torch.zeros(model.config.vocab_size, dtype=torch.bool)
         self.plain[: len(tokenizer)] = True
         self.plain[tokenizer.all_special_ids] = False
@@ -87,7 +87,7 @@ class TemplateWriter:
         for word_first in (True, False):
             for ids, score in self.search(self.sources(examples, word_first), count, longest):
                 template = self._template(ids, word_first)
-                if _usable(template):  # the same template may be tokenised twice: keep the likelier one
+                if _usable(template):  # a template may occur in two tokenisations: keep the likelier one
                     written[template] = max(score, written.get(template, -torch.inf))
         return dict(sorted(written.items(), key=lambda item: -item[1])[:count])
 
@@ -103,10 +103,10 @@ class TemplateWriter:
 
     @torch.no_grad()
     def search(self, sources: Sequence[list[int]], count: int, longest: int) -> list[tuple[list[int], float]]:
-        """What fills the gaps, `first gap <extra_id_1> second gap`, and its log-probability, likeliest first.
+        """Fillings of the gaps, `first gap <extra_id_1> second gap`, with their log-probability, likeliest first.
 
-        Beams in their first gap, in their second gap and finished beams do not compete: `count` of each are kept, so
-        that a T5 that is slow to close a gap still finishes.
+        Beams in the first gap, beams in the second gap and finished beams do not compete: `count` of each are kept, so
+        that a T5 that tends to long gaps still finishes.
         """
         encoded, attention = self._encode(sources)
         _, second, third = self.sentinels
@@ -123,7 +123,7 @@ class TemplateWriter:
             second_gap[:, second] = ~in_second
             grown = [_best(prefixes, total.masked_fill(~gap, -torch.inf), count) for gap in (first_gap, second_gap)]
             prefixes, scores = (torch.cat(parts) for parts in zip(*grown, strict=True))
-            if len(done) == count and done[-1][1] >= scores.max():  # longer ones are less likely
+            if len(done) == count and done[-1][1] >= scores.max():  # longer beams are less likely
                 break
         return done
 
@@ -152,7 +152,7 @@ class TemplateWriter:
         return f"{before} {MASK}{after} {TEXT}".strip() if word_first else f"{TEXT}{before} {MASK}{after}"
 
     def _words(self, ids: list[int]) -> str:
-        """Text, with a blank before it if its first token begins a word."""
+        """The text of `ids`, after a blank if its first token begins a word."""
         if not ids:
             return ""
         begins = str(self.tokenizer.convert_ids_to_tokens(ids[0])).startswith("▁")

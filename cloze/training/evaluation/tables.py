@@ -1,6 +1,6 @@
-"""The figures in short, as text, and as tables: in the terminal one per suite, with one row per model.
+"""The main figures, as numbers, as text and as tables: in the terminal one per suite, with one row per model.
 
-All tables of scores, on a page or in the terminal, get their decimals from `digits`.
+`digits` decides the decimals in all tables of scores, on a page or in the terminal.
 """
 
 import re
@@ -17,13 +17,13 @@ from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, average
 from cloze.training.evaluation.task import SEARCH, Score, search_columns
 
 KNOWN: Final = {*STS_TASKS, *DEV_TASKS}
-DECIMALS: Final = {"space": 3, "cost": 1}  # of suites whose figures are not x100; the papers print 3 for the space
-BY_METRIC: Final = ("baselines",)  # suites with the same many metrics for each set
-WIDTH: Final = 110  # of a pipe, which has no width of its own
+DECIMALS: Final = {"space": 3, "cost": 1}  # of suites whose figures are not x100; the papers print 3 for `space`
+BY_METRIC: Final = ("baselines",)  # suites that have many metrics, the same for each set
+WIDTH: Final = 110  # for a pipe, which has no width
 
 
 def figures(scores: Sequence[Score]) -> dict[str, float]:
-    """Set -> Spearman, collection -> nDCG@10, both x100 with two decimals; other suites by suite, set and metric.
+    """Set -> Spearman, collection -> nDCG@10, both x100 with two decimals. Other figures by suite, set and metric.
 
     `Avg.` is the papers' last column, the mean of the seven rounded STS figures.
     """
@@ -44,14 +44,14 @@ def digits(value: float, suite: str = "sts", signed: bool = False) -> str:
 
 
 def machines(scores: Mapping[str, Sequence[Score]]) -> dict[str, str]:
-    """Model -> the machine that measured its speed, of the models that have a speed."""
+    """Model -> the machine that measured its speed, for the models that have a speed."""
     return {
         name: score.details["machine"] for name, row in scores.items() for score in row if "machine" in score.details
     }
 
 
 def machine_note(models: Iterable[str], machines: Mapping[str, str]) -> str:
-    """A sentence that names the machine of these models' speeds, or that of each if they were measured on several."""
+    """A sentence that names the machine of these models' speeds, or one machine per model if they differ."""
     models_by_machine: dict[str, list[str]] = {}
     for model in models:
         models_by_machine.setdefault(machines.get(model, "a machine that was not recorded"), []).append(model)
@@ -62,7 +62,7 @@ def machine_note(models: Iterable[str], machines: Mapping[str, str]) -> str:
 
 
 def show(path: str, scores: Mapping[str, Sequence[Score]]) -> None:
-    """The papers' columns first, then every metric of the other sets."""
+    """Print the papers' columns first, then every metric of the other sets."""
     short = {name: figures(row) for name, row in scores.items()}
     known: dict[str, Sequence[str]] = {
         f"{path}: STS test sets, Spearman x100 ('all')": (*STS_TASKS, "Avg."),
@@ -81,7 +81,7 @@ def show(path: str, scores: Mapping[str, Sequence[Score]]) -> None:
 
 
 def _show_suite(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
-    """A table per set: its metrics are the columns. Of the STS sets only own ones, since the papers' are above."""
+    """One table per set, with its metrics as columns. The papers' STS sets are omitted, since they are shown above."""
     tables: dict[str, dict[str, dict[str, str]]] = {}
     for name, row in scores.items():
         for score in row:
@@ -94,7 +94,7 @@ def _show_suite(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
 
 
 def _show_metrics(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
-    """A table per model, for suites with many metrics: its sets are the columns, and their mean is the last one."""
+    """One table per model, for suites with many metrics. The columns are the sets, and then their mean."""
     for name, row in scores.items():
         rows: dict[str, dict[str, float]] = {}
         for score in row:
@@ -109,7 +109,7 @@ def _show_metrics(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines of Markdown. The first column has names and its own title; the others are right-aligned."""
+    """A table in Markdown. The first column has the names; the others are right-aligned."""
     head, *body = ([_in_cell(cell) for cell in row] for row in (columns, *rows))
     lines = [f"| {' | '.join(head)} |" if head[0] else f"| | {' | '.join(head[1:])} |"]
     lines.append("| --- |" + " ---: |" * (len(head) - 1))
@@ -117,7 +117,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 
 def _in_cell(text: str) -> str:
-    """Text that neither begins another cell nor ends the row; a stroke may be escaped already."""
+    """Text that neither begins another cell nor ends the row. A vertical bar may already be escaped."""
     return re.sub(r"(?<!\\)\|", r"\|", text).replace("\n", " ")
 
 

@@ -1,6 +1,6 @@
-"""What a suite is made of: a subject that embeds, a task that scores it, and the figures that come out of it.
+"""The parts of a suite: a subject that embeds, a task that scores it, and the resulting figures.
 
-A figure is always `MEASURES[items.measure](values, gold)`, so that a bootstrap can draw items again and recompute it.
+A figure is always `MEASURES[items.measure](values, gold)`, so that a bootstrap can resample the items and recompute it.
 Finished tasks are kept in a cache, under the digests of the subject and of the task's data.
 """
 
@@ -32,12 +32,12 @@ SEARCH: Final = " nDCG@10"  # ends the name of a collection's figure
 Numbers: TypeAlias = Sequence[float] | NDArray[Any]
 Array: TypeAlias = NDArray[np.float64]
 
-VERSION: Final = 3  # raise it when a suite computes another figure of the same data
+VERSION: Final = 3  # raise it when a suite computes another figure from the same data
 
 
 @dataclass(frozen=True)
 class Items:
-    """What a figure is computed from, one number per item. `gold` is empty if the measure is a mean."""
+    """The numbers from which a figure is computed, one per item. `gold` is empty if the measure is a mean."""
 
     measure: str
     values: list[float]
@@ -46,10 +46,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Score:
-    """One figure. `counts` has the number of pairs, queries or texts; `details` what a report shows beside it.
+    """One figure. `counts` has the number of pairs, queries or texts; `details` is what a report shows with it.
 
-    Correlations, accuracies and search metrics are x100. `items` is None for a figure that no items give, such as a
-    speed or the mean of other figures. `data` is the digest of the task that gave it.
+    Correlations, accuracies and search metrics are x100. `items` is None for a figure that is not computed from items,
+    such as a speed or the mean of other figures. `data` is the digest of the task that gave it.
     """
 
     suite: str
@@ -66,7 +66,7 @@ class Score:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """The inverse of `as_json`. Raises KeyError or TypeError if it is another record."""
+        """The inverse of `as_json`. Raises KeyError or TypeError for another kind of record."""
         items = record["items"]
         return cls(**record | {"items": None if items is None else Items(**items)})
 
@@ -82,7 +82,7 @@ def measured(
     counts: Mapping[str, int],
     details: Mapping[str, Any] | None = None,
 ) -> Score:
-    """The score whose value is the measure of these items."""
+    """A score with the measure of these items as its value."""
     items = Items(measure, np.asarray(values, float).tolist(), np.asarray(gold, float).tolist())
     value = MEASURES[measure](np.array(items.values), np.array(items.gold))
     return Score(suite, task, metric, value, dict(counts), items, dict(details or {}))
@@ -98,7 +98,7 @@ def best_f1(values: Array, gold: Array) -> tuple[float, float]:
 
 
 def least_threshold(values: Array, gold: Array, wanted: float) -> float | None:
-    """The least value from which on the wanted share has gold 1; None if there is none."""
+    """The least threshold at and above which the wanted share of values has gold 1; None if there is none."""
     if not gold.any():
         return None
     precision, _, thresholds = precision_recall_curve(gold, values)
@@ -137,20 +137,20 @@ MEASURES: Final[dict[str, Callable[[Array, Array], float]]] = {
     "best F1": _best_f1,
     "V-measure": _v_measure,
 }
-"""Values (n) and gold (n) -> a figure; x100 but for the plain mean."""
+"""Values (n) and gold (n) -> a figure, x100 except for the plain mean."""
 
 
 def search_columns(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """The names of the collections' figures among others."""
+    """The names of the collections' figures among all names."""
     return list(dict.fromkeys(name for row in rows for name in row if name.endswith(SEARCH)))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """`embed` gives the vectors of sentences, `embed_queries` those of search queries; see also `documents`.
+    """`embed` gives the vectors of sentences, `embed_queries` the vectors of search queries; see also `documents`.
 
-    `digest` identifies all that decides the vectors; finished tasks are kept under it. `size` is in bytes. `model` is
-    the encoder in torch, for suites that look inside it; a graph or a server has none.
+    `digest` identifies everything that affects the vectors; finished tasks are kept under it. `size` is in bytes.
+    `model` is the encoder in torch, for suites that look inside it; None for a graph or a server.
     """
 
     name: str
@@ -163,11 +163,11 @@ class Subject:
 
     @property
     def documents(self) -> Embed:
-        """What embeds documents that are searched: like sentences, unless they have a template of their own."""
+        """The embed for documents of a search: that of sentences, unless documents have their own template."""
         return self.embed_documents or self.embed
 
     def remembering(self) -> Self:
-        """This subject with an `embed` that computes each text once; documents are too many to be kept."""
+        """This subject with an `embed` that computes each text once. Documents are too many to be kept."""
         return replace(self, embed=_Remembered(self.embed), embed_documents=self.documents)
 
     @classmethod
@@ -177,7 +177,7 @@ class Subject:
 
 
 class _Remembered:
-    """Texts (n) -> vectors (n, d) by `embed`, which gets each text once: suites share many sentences."""
+    """Texts (n) -> vectors (n, d) by `embed`, which is called once for each text: suites share many sentences."""
 
     def __init__(self, embed: Embed) -> None:
         self._embed = embed
@@ -194,10 +194,10 @@ class _Remembered:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A set of data and how it is scored. A subclass's fields are plain data and everything that decides its scores."""
+    """A set of data and how it is scored. A subclass's fields are plain data that determine its scores completely."""
 
     suite: ClassVar[str]
-    timed: ClassVar[bool] = False  # whether it measures the embedding itself, so that no vector may be remembered
+    timed: ClassVar[bool] = False  # whether it measures the embedding itself, so that vectors must not be cached
     name: str
 
     @abstractmethod
@@ -218,7 +218,7 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class ScoreCache:
-    """A folder with one file per finished task, in a folder per model. Each file appears when it is complete."""
+    """A folder with one subfolder per model and one file per finished task. Files are written atomically."""
 
     folder: Path
 
@@ -251,10 +251,10 @@ class ScoreCache:
 def score_tasks(
     subject: Subject, tasks: Sequence[Task], cache: ScoreCache | None = None, fresh: bool = False
 ) -> list[Score]:
-    """All scores, in the tasks' order. Finished tasks are read from the cache, unless `fresh`, and kept in it.
+    """All scores, in the tasks' order. Finished tasks are written to the cache and, unless `fresh`, read from it.
 
-    Timed tasks are neither: the digests do not know the device, or the machine and the settings of a server.
-    Tasks that this subject cannot have are left out, with a line on stderr. Raises RunError if none is left.
+    Timed tasks are not cached: the digests do not include the device, or the machine and the settings of a server.
+    Tasks that do not apply to this subject are skipped, with a message on stderr. Raises RunError if none is left.
     """
     obstacles = list(dict.fromkeys(reason for task in tasks if (reason := task.obstacle(subject))))
     tasks = [task for task in tasks if not task.obstacle(subject)]

@@ -1,4 +1,4 @@
-"""The template that suits an untuned encoder best: a greedy search, or the templates of a file or of a T5.
+"""Find the template that suits an untuned encoder best, by a greedy search or among the templates of a file or a T5.
 
 PromptBERT (arXiv:2201.04337) section 4.2 finds its templates by hand: first the words between text and mask, then the
 words around the text.
@@ -26,13 +26,13 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pretrained import fastest_device
 
 ScoreOf: TypeAlias = Callable[[str], float]
-"""A template -> how good it is."""
+"""A template -> its score."""
 
 
 def greedy(
     score: ScoreOf, relations: Iterable[str] = RELATIONS, prefixes: Iterable[str] = PREFIXES
 ) -> dict[str, float]:
-    """The best relation, then each prefix with it: everything that was tried, best first."""
+    """Try each relation, then each prefix with the best relation. Return all scores, best first."""
     tried = rank(score, map(related, relations))
     best = next(iter(tried))
     return _best_first(tried | rank(score, (wrapped(best, prefix) for prefix in prefixes)))
@@ -75,7 +75,7 @@ class Scorer:
         return spearman(self.encoder.embed, self.pairs)
 
     def text_encoder(self, template: str) -> TextEncoder:
-        """Raises TemplateError for a template that cannot be used."""
+        """Make the text encoder of a template. Raises TemplateError if the template cannot be used."""
         return self.encoder.make_text_encoder(template, self.encoder.config.max_tokens, "mask")
 
     def takes(self, template: str) -> bool:
@@ -130,8 +130,8 @@ def search(options: TemplateOptions) -> None:
 
 
 def _load(options: TemplateOptions) -> SentenceEncoder:
-    kind_of(options.encoder)  # raises RunError for a folder that is none
-    # with [CLS] pooling for now, so that Scorer can say that a tokenizer has no mask token
+    kind_of(options.encoder)  # raises RunError for a folder that is not a model
+    # [CLS] pooling for now, so that Scorer can report a tokenizer without a mask token
     encoder = SentenceEncoder.load(
         options.encoder,
         template="[X]",
@@ -158,7 +158,7 @@ def _write(t5: str, definitions: Path, options: TemplateOptions, scorer: Scorer)
 
 
 def _scores(options: TemplateOptions, scorer: Scorer, written: list[str]) -> dict[str, float]:
-    """Every template is checked before the first is scored."""
+    """Score the templates. Every template is checked before the first is scored."""
     if options.templates or written:
         templates = read_templates(options.templates, scorer) if options.templates else written
         return rank(scorer, templates)

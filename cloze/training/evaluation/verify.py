@@ -1,8 +1,8 @@
-"""cloze verify URL MODEL: does a server give the vectors of a model, and if not, what does it give instead?
+"""cloze verify URL MODEL: check whether a server gives the vectors of a model, and if not, find out why.
 
-Many were served another pooling, a missing Dense layer or a forgotten prompt without noticing. The reference is the
-bundle's graph, or sentence-transformers itself. Where the server's vectors are not the reference's, the same model is
-tried with another pooling, prompt or length, without its last layers or without its template, until one of them agrees.
+A wrong pooling, a missing Dense layer or a forgotten prompt often goes unnoticed. The reference is the bundle's graph,
+or sentence-transformers itself. If the server's vectors differ from the reference, the same model is tried with another
+pooling, prompt or length, without its last layers or without its template, until one of these variants agrees.
 """
 
 import sys
@@ -56,7 +56,7 @@ UNUSUAL: Final = {
 }
 SPECIAL: Final = "The words [MASK], [SEP] and <mask> are text."
 LONG: Final = "The committee met again, and the minutes were longer than before. " * 120  # 1,500 tokens and more
-LENGTHS: Final = (32, 64, 128, 192, 256, 384, 512, 1024)  # tokens that are tried for a server that truncates elsewhere
+LENGTHS: Final = (32, 64, 128, 192, 256, 384, 512, 1024)  # tokens, tried if the server truncates to another length
 POOLINGS: Final = ("mean", "cls", "max", "lasttoken", "weightedmean")
 QUANTISED: Final = 0.98  # cosine that int8 weights reach
 UNIT: Final = 1e-2  # the largest difference of a normalised vector's length from 1, also in half precision
@@ -76,7 +76,7 @@ class VerifyOptions(Options):
 
 
 class Check(NamedTuple):
-    """What was compared, whether it agrees (None: it says nothing for or against), and the result in words."""
+    """What was compared, whether it agrees (None: undecided), and the result in words."""
 
     name: str
     agrees: bool | None
@@ -85,17 +85,17 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Reference:
-    """A model: its vectors (n, d), as they come out of it, and the same model changed in one way or two."""
+    """A model: its vectors (n, d), as it gives them, and variants of the model with one or more changes."""
 
     embed: Embed
     variants: Callable[[], Iterator[tuple[str, Embed]]]
-    at_length: Callable[[int], Embed | None]  # truncated to that many tokens; None where the model has fewer places
+    at_length: Callable[[int], Embed | None]  # truncated to that many tokens; None if the model has fewer positions
     normalises: bool
 
 
 @dataclass(frozen=True)
 class Route:
-    """A wire format: where it may be, its body for texts, and the vectors in its answer."""
+    """A wire format: its possible paths, its body for texts, and the vectors in its response."""
 
     paths: tuple[str, ...]
     body: Callable[[list[str], str], dict[str, Any]]
@@ -146,7 +146,7 @@ class Server:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 1 where something differs. Raises ClozeError."""
+    """Return 1 if something differs. Raises ClozeError."""
     options = VerifyOptions.parse(arguments, "cloze verify")
     key = key_of(options.key_file)
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checks(server: Server, reference: Reference, threshold: float) -> list[Check]:
-    """Everything that is compared. Raises ServerError where the server refuses a plain text."""
+    """All comparisons. Raises ServerError if the server refuses a plain text."""
     sent, expected = server.embed(PLAIN), reference.embed(PLAIN)
     width, right = sent.shape[1], expected.shape[1]
     if width != right:
@@ -194,7 +194,7 @@ def checks(server: Server, reference: Reference, threshold: float) -> list[Check
 
 
 def reference_of(path: Path, dtype: str = "") -> Reference:
-    """The model in a folder; of a bundle the graph that a server says it has, or the most exact. Raises ClozeError."""
+    """The model in a folder. For a bundle, the graph that the server reports, or the most exact. Raises ClozeError."""
     path = locate(path)
     if (path / SPEC_FILE).is_file():
         bundle = Bundle.load(path)
@@ -208,7 +208,7 @@ def _least_cosine(sent: NDArray[np.floating], expected: NDArray[np.floating]) ->
 
 
 def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, threshold: float) -> str:
-    """The first variant that agrees, the model itself if it is near, or the nearest variant if it is nearer.
+    """A message that names the first variant that agrees, or else the nearest of the model itself and its variants.
 
     `unchanged` is the least cosine with the model itself.
     """
@@ -240,7 +240,7 @@ def _lengths_one(sent: NDArray[np.float32], reference: Reference) -> Check:
 
 
 def _unusual(server: Server, reference: Reference, threshold: float) -> Check:
-    """One text a request, so that a refusal is that of the text."""
+    """One request per text, so that a refusal belongs to that text."""
     problems = []
     for name, text in UNUSUAL.items():
         try:
@@ -254,7 +254,7 @@ def _unusual(server: Server, reference: Reference, threshold: float) -> Check:
 
 
 def _special(server: Server, reference: Reference, threshold: float) -> Check:
-    """Both ways are right: sentence-transformers reads special tokens in a text as such, Cloze as words."""
+    """Both results are correct: sentence-transformers reads special tokens in a text as such, Cloze as words."""
     try:
         cosine = _least_cosine(server.embed([SPECIAL]), reference.embed([SPECIAL]))
     except ServerError as error:
@@ -265,7 +265,7 @@ def _special(server: Server, reference: Reference, threshold: float) -> Check:
 
 
 def _truncation(server: Server, reference: Reference, threshold: float) -> Check:
-    """A text longer than any model here takes."""
+    """Compare a text that is longer than any model's limit."""
     try:
         sent = server.embed([LONG])
     except ServerError as error:
@@ -281,7 +281,7 @@ def _truncation(server: Server, reference: Reference, threshold: float) -> Check
 
 
 def _batches(server: Server, threshold: float) -> Check:
-    """The same text alone and beside a long one."""
+    """Compare a text alone with the same text in a batch with a long one."""
     alone = units(server.embed(PLAIN[:1]))[0]
     try:
         beside = units(server.embed([LONG, PLAIN[0]]))[1]
@@ -312,7 +312,7 @@ def _address(options: VerifyOptions) -> tuple[str, list[tuple[Api, str]]]:
 
 
 def _servers(client: httpx.Client, places: Sequence[tuple[Api, str]], name: str) -> list[Server]:
-    """For each wire format, the first path that answers a test text. Raises ServerError where none does."""
+    """For each wire format, the first path that answers a test text. Raises ServerError if none does."""
     name = name or _served_name(client)
     servers, problems = dict[Api, Server](), []
     for api, path in places:
@@ -337,7 +337,7 @@ def _served_name(client: httpx.Client) -> str:
 
 
 def _served_dtype(client: httpx.Client) -> str:
-    """What Cloze says of its graph; nothing of another server."""
+    """The dtype that a Cloze server reports for its graph; empty for other servers."""
     with suppress(httpx.TransportError, KeyError, TypeError, ValueError):
         return str(client.get("/info").json()["model_dtype"])
     return ""
@@ -364,14 +364,14 @@ def _of_bundle(bundle: Bundle, precision: Precision) -> Reference:
             return None
         try:
             return encoder.within(TextEncoder.load(bundle.path, own.template, tokens, own.final_period)).embed
-        except TemplateError:  # the template alone is longer
+        except TemplateError:  # the template alone exceeds the limit
             return None
 
     return Reference(encoder.embed, variants, at_length, normalises=False)
 
 
 def _of_library(path: Path) -> Reference:
-    """A model that sentence-transformers loads, without running code of the model's own."""
+    """A model that sentence-transformers loads, without running the model's own code."""
     if not (path / "modules.json").is_file():
         raise EncoderError(
             f"{path} is neither a bundle nor a sentence-transformers model (it has neither {SPEC_FILE} nor "
@@ -385,7 +385,7 @@ def _of_library(path: Path) -> Reference:
         model = library.SentenceTransformer(str(path), device="cpu", local_files_only=True)
     modules = list(model)
     place = next((place for place, module in enumerate(modules) if type(module).__name__ == "Pooling"), None)
-    before, read, rest = modules[: place or 0], modules[place or 0], modules[(place or 0) + 1 :]  # static: read at once
+    before, read, rest = modules[: place or 0], modules[place or 0], modules[(place or 0) + 1 :]  # static: no Pooling
     prompts: dict[str, str | None] = {"": None} | {
         f"with the prompt {name}": text for name, text in model.prompts.items() if text
     }

@@ -1,7 +1,7 @@
 """cloze export RUN OUT: a finished run -> graphs, compared with torch and scored -> a bundle.
 
-A bundle is exported in the same way, for example in another precision, with the weights of its graph; and so is one
-that sentence-transformers has trained further.
+A bundle can be exported again, for example in another precision: the weights are read from its graph. Bundles that
+sentence-transformers has fine-tuned are accepted too.
 """
 
 import sys
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     changes = {"max_tokens": options.max_tokens, "denoising": options.denoise, "final_period": options.final_period}
     settings = {name: value for name, value in changes.items() if value is not None}
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds to load; help and option errors need not wait
     from cloze.training.export.bundle import export
 
     export(options.run, options.out, options, settings, sentence_transformers=options.sentence_transformers)

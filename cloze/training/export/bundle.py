@@ -1,9 +1,9 @@
 """A bundle of a run or of another encoder: its graphs, compared with torch and scored, the model card and the contract.
 
-The graph of fp32 has all texts' tokens as rows of one matrix; those of fp16 are fused, those of int8 quantised.
+In the fp32 graph the tokens of all texts are the rows of one matrix. The fp16 graph is fused, the int8 graph quantised.
 
-It is written completely or not at all. fp32 is refused if it differs from torch by more than 1e-4, int8 if it costs
-more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
+The bundle is written completely or not at all. fp32 is refused if it differs from torch by more than 1e-4, int8 if it
+loses more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a retrieval collection.
 """
 
 import random
@@ -55,29 +55,29 @@ from cloze.training.model.encoder import SentenceEncoder, weights_digest
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.run_folder import Run
 
-CALIBRATED: Final = 64  # texts; 500 gave the same cosine to torch
+CALIBRATED: Final = 64  # texts; 500 gave the same cosine with torch
 LEAST_CALIBRATED: Final = 8
-CLOSE: Final = 0.995  # mean cosine of int8 to torch
-LEAST_COSINE: Final[dict[Precision, float]] = {"fp16": 0.999, "int8": 0.97}  # mean of the probes, to torch
+CLOSE: Final = 0.995  # mean cosine of int8 with torch
+LEAST_COSINE: Final[dict[Precision, float]] = {"fp16": 0.999, "int8": 0.97}  # mean over the probes, with torch
 
 Traced = Callable[[Form | Literal["plain"]], ModelProto]
 
 LARGEST_DIFFERENCE: Final = 1e-4  # of fp32 from torch, relative
 LARGEST_LOSS: Final = 0.3  # of int8 against fp32, in points of Spearman x100 on STS-B dev
-LARGEST_GRAPH: Final = 2**31  # bytes of a graph, which is one file of protobuf
+LARGEST_GRAPH: Final = 2**31  # bytes of a graph, which is a single protobuf file
 LARGEST_SEARCH_LOSS: Final = 0.5  # the same in points of nDCG@10 x100 on each collection
 
 
 def make_graph(
     precision: Precision, traced: Traced, encoder: SentenceEncoder, texts: Sequence[str] = ()
 ) -> tuple[ModelProto, str]:
-    """A graph and its short description; `traced` gives the encoder's graph in a form of `layers`.
+    """A graph and its short description. `traced` gives the encoder's graph in one of the forms of `layers`.
 
-    int8 is fitted to the activations of `texts`, or without them of random tokens.
+    int8 is fitted to the activations of `texts`, or of random tokens if there are none.
     """
     written = writable(encoder.backbone)
     if precision == "int8":
-        # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
+        # products of one row per text stay in fp32: they are cheap, and the last layer causes a third of the loss
         own = encoder.text_encoder
         feeds = feeds_of(own, texts) if texts else vocabulary_feeds(own)
         model = quantise(traced("exact" if written else "plain"), feeds, one_row(encoder))
@@ -97,7 +97,7 @@ def make_graph(
 
 @dataclass
 class _Findings:
-    """What is measured for each precision."""
+    """The measurements of each precision."""
 
     graphs: dict[Precision, str] = field(default_factory=dict)
     parity: dict[Precision, float] = field(default_factory=dict)
@@ -112,9 +112,9 @@ def export(
     *,
     sentence_transformers: bool = False,
 ) -> None:
-    """Write the bundle `out` of a finished run, of a bundle, or of one that sentence-transformers has trained further.
+    """Write the bundle `out` of a finished run, a bundle, or a bundle that sentence-transformers has fine-tuned.
 
-    `settings` replace those of the run's embedding configuration. Raises ClozeError.
+    `settings` replace fields of the run's embedding configuration. Raises ClozeError.
     """
     model, saved = _source(run)
     provenance, parent = provenance_of(run)
@@ -134,7 +134,7 @@ def export(
 
 
 def _source(run: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of a run's weights, and the settings that are not in it. Raises RunError, EncoderError."""
+    """The folder of a run's weights, and the settings that the folder lacks. Raises RunError, EncoderError."""
     kind = kind_of(str(run))
     if kind == "run":
         return Run(run).model, {}
@@ -156,8 +156,8 @@ def write_bundle(
     *,
     sentence_transformers: bool = False,
 ) -> None:
-    """Write the bundle `out` of the encoder that `load` loads; the card takes what is unset from that of `parent`.
-    The graphs are scored by `tasks`.
+    """Write the bundle `out` of the encoder that `load` loads. The graphs are scored by `tasks`. The model card takes
+    metadata that is not set from the card of `parent`.
 
     `load` also writes the encoder's config.json and TOKENIZER_FILES into the folder that it is given. Raises ClozeError
     and leaves nothing behind then.
@@ -209,7 +209,7 @@ def write_bundle(
 
 
 def _parts(encoder: SentenceEncoder) -> list[str]:
-    """Sentences for the model card about what a graph has beside backbone and pooling."""
+    """Sentences for the model card about what a graph has besides backbone and pooling."""
     parts = []
     if encoder.continuous is not None:
         parts.append("Trained vectors replace the embeddings of the template's words.")
@@ -229,9 +229,9 @@ def _graphs(
     *,
     force: bool,
 ) -> tuple[_Findings, dict[str, NDArray[np.float32]]]:
-    """Make, compare and score every precision, and always fp32: the others are measured against it.
+    """Make, compare and score every precision, and always fp32, against which the others are measured.
 
-    Return also the canary texts' vectors, (texts, d), by precision.
+    Also return the vectors of the canary texts, (texts, d), by precision.
     """
     size = 4 * sum(weights.numel() for weights in encoder.parameters())
     if size >= LARGEST_GRAPH:

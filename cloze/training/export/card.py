@@ -1,7 +1,7 @@
 """A bundle's README.md and its provenance: the model card in the hub's format, made from a run's `run.json`.
 
-The provenance names no folder of the machine that trained. sentence-transformers writes no such file: what it trained
-has only a name.
+The provenance does not name any folder of the machine that trained. A model that sentence-transformers trained has no
+such file, so only its name is known.
 """
 
 import json
@@ -39,7 +39,7 @@ PLACES: Final[dict[PoolingMode, str]] = {
 
 
 def provenance_of(run: Path) -> tuple[Provenance, Path]:
-    """The provenance of a finished run or of a bundle without scores and parity, and the path of its parent.
+    """The provenance of a finished run or of a bundle, without scores and parity, and the path of its parent.
 
     Raises RunError, BundleError.
     """
@@ -62,8 +62,8 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
 
 
 def provenance_of_others(source: str, command: str) -> Provenance:
-    """The provenance of a model that sentence-transformers saved, a folder or a hub name, and that `command` reads."""
-    name = Path(os.path.abspath(source)).name if Path(source).is_dir() else source  # of a link: its own
+    """The provenance of a model that sentence-transformers saved (a folder or a hub name), exported by `command`."""
+    name = Path(os.path.abspath(source)).name if Path(source).is_dir() else source  # a link keeps its own name
     recipe = {"method": OUTSIDE, "encoder": name, "command": command}
     return Provenance(parent=name, recipe=recipe, data=[], commit=None, seeds=[], scores={}, parity={}, graphs={})
 
@@ -95,11 +95,11 @@ def model_card(
     library: str = "cloze",
     parts: Sequence[str] = (),
 ) -> str:
-    """Markdown with YAML front matter; its section `Figures` is empty, and `notes` come after it.
+    """Markdown with YAML front matter. The section `Figures` is empty; `notes` follow it.
 
-    `sizes` are the bytes of the graphs in the bundle, by precision. `inherited` says that the licence is that of the
-    parent's own card. `licence`, `language` and `library` (its `library_name`) are for the hub. `parts` are sentences
-    about what a graph has beside backbone and pooling.
+    `sizes` are the bytes of the graphs in the bundle, by precision. `inherited` means that the licence is from the
+    parent's card. `licence`, `language` and `library` (its `library_name`) are for the hub. `parts` are sentences about
+    what a graph has besides backbone and pooling.
     """
     about = {"license": licence, "language": language, "library_name": library}
     sections = [
@@ -117,7 +117,7 @@ def model_card(
 
 
 def parent_metadata(parent: Path, key: str) -> Any:
-    """The value of a key, such as `license`, in a local parent's own card; None if it has none."""
+    """The value of a key, such as `license`, in the card of a local parent; None if it has none."""
     try:
         metadata = metadata_load(parent / "README.md")
     except (OSError, ValueError, YAMLError):
@@ -202,7 +202,7 @@ def _training(provenance: Provenance) -> str:
 
 
 def _recipe(recipe: Mapping[str, Any]) -> str:
-    """A recipe as a file has it; of a run of `adapt`, which has none, its command."""
+    """A recipe as in its file. For a run of `adapt`, which has no recipe, the command."""
     if recipe.get("method") == ADAPTED:
         return f"```sh\n{_adapt_command(recipe, 'RUN')}\n```"
     return "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
@@ -215,7 +215,7 @@ def _adapt_command(recipe: Mapping[str, Any], out: str) -> str:
 
 
 def _adapted(provenance: Provenance) -> str:
-    """What `adapt` found on the queries that it held out."""
+    """The results of `adapt` on its held-out queries."""
     figures, share = provenance.recipe["held_out"], provenance.recipe["parent_share"]
     queries = "queries that were held out" if provenance.recipe["pairs"] else "queries made of documents, and held out"
     ranked = f"On {figures['queries']} {queries}, nDCG@10 was {figures['before']:.1f} with {provenance.parent}"
@@ -236,7 +236,7 @@ def _token_weights(weights: Mapping[str, Any]) -> str:
 
 
 def _recipes(provenance: Provenance) -> list[dict[str, Any]]:
-    """The recipe of the run, or those of the runs that were averaged; none if nothing was trained."""
+    """The recipe of the run, or the recipes of the averaged runs; none if nothing was trained."""
     if provenance.recipe.get("method") == UNTRAINED:
         return []
     own = {key: value for key, value in provenance.recipe.items() if key != "token_weights"}
@@ -257,7 +257,7 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
     calibrate = " --calibrate TEXTS" if "fitted to" in provenance.graphs.get("int8", "") else ""
     paths = "Replace the names of files and models by the paths of your copies. Then run"
     commands: list[str] = []
-    exported = provenance.recipe.get("command", "export").removeprefix("training.")  # so written until version 0.2
+    exported = provenance.recipe.get("command", "export").removeprefix("training.")  # the form until version 0.2
     if provenance.recipe.get("method") == OUTSIDE:
         before = "With the model that sentence-transformers saved in `RUN`"
     elif provenance.recipe.get("method") == ADAPTED:
@@ -304,4 +304,4 @@ def _licence(provenance: Provenance, licence: str | None, inherited: bool) -> st
 
 
 def _toml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists are written alike in TOML
+    return json.dumps(value, ensure_ascii=False)  # TOML writes strings, numbers, booleans and lists in the same way

@@ -1,8 +1,8 @@
-"""A sentence encoder as an ONNX graph: traced, fused, halved.
+"""A sentence encoder as an ONNX graph: tracing, fusion, conversion to fp16.
 
 The inputs are `input_ids` and `attention_mask`, int64 (batch, length); the output is `sentence_embedding`, float32
-(batch, dimension). The graph contains the pooling and the denoising: a table of the template's biases, gathered by the
-text's length. `quantise` makes int8, and `bundle` decides which graph is shipped.
+(batch, dimension). The graph contains the pooling and the denoising, which is a table of the template's biases, indexed
+by the text's length. `quantise` makes int8, and `bundle` decides which graph is shipped.
 """
 
 import logging
@@ -28,7 +28,7 @@ from cloze.training.model.pooling import ONE_TOKEN, pool
 
 ATTENTION: Final = "cloze_export"
 OPSETS: Final = {"rows": 23, "exact": 23, "fusible": 18, "plain": 18}  # 23 has Attention; the fusions need 18
-SUMMED: Final = ("Div", "ReduceSum", "Sqrt")  # operators of a mean
+SUMMED: Final = ("Div", "ReduceSum", "Sqrt")  # the operators of a mean
 EXAMPLE: Final = ("one", "two or three", "a somewhat longer text, so that both axes differ")
 HARMLESS: Final = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # from torch itself
@@ -37,7 +37,7 @@ HARMLESS: Final = (
 
 
 def tidy(model: ModelProto) -> ModelProto:
-    """Remove what a runtime does not read (traces, paths, inferred shapes, unused weights); name axes and domains."""
+    """Remove what a runtime does not read (traces, paths, inferred shapes, unused weights). Name axes and domains."""
     graph = model.graph
     model.doc_string = graph.doc_string = ""
     used = {name for node in graph.node for name in node.input}
@@ -62,8 +62,8 @@ def tidy(model: ModelProto) -> ModelProto:
 def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> ModelProto:
     """`encoder.forward` in evaluation mode as a graph of standard operators.
 
-    `form` is one of `layers`, or `plain`: transformers' own layers, with all rows of the last one. An
-    architecture unlike BERT's is always traced as `plain`. Raises ExportError if that cannot be done.
+    `form` is one of the forms of `layers`, or `plain`: transformers' own layers, with all rows of the last one.
+    An architecture unlike BERT's is always traced as `plain`. Raises ExportError if tracing fails.
     """
     if not writable(encoder.backbone):
         form = "plain"
@@ -118,7 +118,7 @@ def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
 def halve(model: ModelProto) -> ModelProto:
     """`model` in fp16, for GPUs; inputs and outputs keep their types.
 
-    Sums over a text, such as a mean's, stay in fp32: fp16 ends at 65,504, which the places of 362 tokens add up to.
+    Sums over a text, such as a mean's, stay in fp32: fp16 ends at 65,504, and the positions of 362 tokens exceed that.
     """
     halved = ModelProto()
     halved.CopyFrom(model)
@@ -130,7 +130,7 @@ def halve(model: ModelProto) -> ModelProto:
 
 
 class _Traced(nn.Module):
-    """`SentenceEncoder.forward` in a form that exports well: the mask as an addend, the biases as a table."""
+    """`SentenceEncoder.forward` in a form that exports well: the mask is added, the template's biases are a table."""
 
     bias: Tensor  # (text tokens + 1, d)
 
@@ -169,7 +169,7 @@ class _Plain(nn.Module):
 
 @contextmanager
 def _plain_attention(encoder: SentenceEncoder) -> Iterator[None]:
-    """Attention in standard operators: the form that fusion recognises, or another architecture's own."""
+    """Attention in standard operators: in the form that fusion recognises, or eager for another architecture."""
     AttentionInterface.register(ATTENTION, divided_attention)
     backbone = encoder.backbone
     former, traced = backbone.config._attn_implementation, ATTENTION if writable(backbone) else "eager"
@@ -184,7 +184,7 @@ def _plain_attention(encoder: SentenceEncoder) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' notes about themselves; every other warning passes."""
+    """Silence the exporters' warnings about their own code. Other warnings still appear."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "fusion_base", "onnx_model", "root")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -200,7 +200,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _split_unsqueeze(model: ModelProto) -> None:
-    """Split the mask's Unsqueeze node in two: the exporter joins them, and attention fusion looks for both."""
+    """Split the mask's Unsqueeze node in two: the exporter merges two nodes that attention fusion looks for."""
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         if node.op_type != "Unsqueeze" or node.input[0] != INPUTS[1]:

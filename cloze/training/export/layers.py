@@ -1,16 +1,16 @@
-"""The layers of BERT and RoBERTa written out for export; the last one computes only the row that is read.
+"""The layers of BERT and RoBERTa written out for export. The last layer computes only the row that pooling reads.
 
-The last layer needs only keys and values of the other tokens. Three forms give the same vectors:
+Of the other tokens the last layer needs only keys and values. Three forms give the same vectors:
 
 - `rows`, for the CPU: all tokens of a batch are the rows of one matrix (n·L, d), and attention is ONNX's own operator,
-  which takes half the time of `com.microsoft.MultiHeadAttention` there. Two biases are removed: that of the keys adds
-  the same number to all scores of a query, which the softmax ignores, and that of the values passes through weights
-  that sum to 1, so it is added to the next bias;
-- `exact`, the basis of int8: the same except for attention, which rounds on purpose and gives the same bits with every
-  vector extension of the CPU, as `cloze.training.export.quantise` needs it (docs/int8.md). A short text
-  costs as much for its operators as for its tokens, so there are few operators: rows are (n·L, 1, d), as an instance
-  norm takes them, and queries, keys and values of the same rows are one product;
-- `fusible`, for GPUs: (n, L, d) everywhere, and attention in the parts that ONNX Runtime fuses.
+  which takes half the time of `com.microsoft.MultiHeadAttention` there. Two biases are removed. The bias of the keys
+  adds the same number to all scores of a query, which the softmax ignores. The bias of the values is multiplied by
+  weights that sum to 1, so it is added to the next bias;
+- `exact`, the basis of int8: the same except for attention, which rounds deliberately and gives the same bits with
+  every vector extension of the CPU, as `cloze.training.export.quantise` requires (docs/int8.md). For a short text the
+  operators cost as much as the tokens, so there are few of them: rows are (n·L, 1, d), the shape of an instance norm,
+  and queries, keys and values of the same rows are one product;
+- `fusible`, for GPUs: (n, L, d) everywhere, and attention in the operators that ONNX Runtime fuses.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pooling import ONE_TOKEN, pool
 from cloze.training.model.pretrained import BERTS
 
-# behind the binary point: of attention, and of states before their mean, whose sums below 2^12 are then exact
+# fractional bits: in attention, and of the states before their mean, whose sums are then exact below 2^12
 BITS: Final = {"factor": 8, "score": 8, "weight": 9, "state": 12}
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
 
@@ -34,7 +34,7 @@ Form = Literal["rows", "exact", "fusible"]
 
 
 def layers_of(backbone: PreTrainedModel) -> Sequence[Any]:
-    """The layers of a BERT or a RoBERTa, which have no types."""
+    """The layers of a BERT or a RoBERTa, which transformers does not type."""
     layers: Sequence[Any] = backbone.get_submodule("encoder.layer")  # type: ignore[assignment]
     return layers
 
@@ -45,7 +45,7 @@ def writable(backbone: PreTrainedModel) -> bool:
 
 
 def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
-    """Parts of the names of the matrices that multiply one row per text, those of the last layer and of a head."""
+    """Name parts of the matrices that multiply one row per text: those of the last layer and of a head."""
     if encoder.config.pooling not in ONE_TOKEN or not writable(encoder.backbone):
         return (".head.",)
     last = len(layers_of(encoder.backbone)) - 1
@@ -122,7 +122,7 @@ class WrittenOut(nn.Module):
         return result
 
     def _rows_layer(self, number: int, queries: Tensor, states: Tensor, blocked: Tensor) -> Tensor:
-        """The same for queries (n·Q, d) and states (n·L, d), in the form `exact` (n·L, 1, d)."""
+        """Like `_fusible_layer`, for queries (n·Q, d) and states (n·L, d); in the form `exact`, states (n·L, 1, d)."""
         layer = layers_of(self.encoder.backbone)[number]
         attention, output = layer.attention.self, layer.attention.output
         n, length = blocked.shape[0], blocked.shape[-1]
@@ -140,7 +140,7 @@ class WrittenOut(nn.Module):
         return result
 
     def _factors(self, number: int, queries: Tensor, states: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries (1, n, heads, Q, d / heads), keys and values (1, n, heads, L, d / heads) of the form `exact`."""
+        """Queries (1, n, heads, Q, d / heads), keys and values (1, n, heads, L, d / heads) for the form `exact`."""
         attention = layers_of(self.encoder.backbone)[number].attention.self
 
         def heads(rows: Tensor) -> Tensor:  # (n·L, 1, k·d) -> (k, n, heads, L, d / heads)
@@ -160,11 +160,11 @@ class WrittenOut(nn.Module):
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor) -> Tensor:
     """softmax(query keyᵀ / √(d / heads) + blocked) value for each head, (n·Q, d).
 
-    `query` (1, n, heads, Q, d / heads), `key` and `value` (1, n, heads, L, d / heads) are coarse.
+    `query` (1, n, heads, Q, d / heads), `key` and `value` (1, n, heads, L, d / heads) are rounded by `coarse`.
 
-    The factors of both products have so few bits that fp32 holds the sums exactly, in any order: for the scores while
-    |query · key| is below 2^(24 - 16), for the context while the weighted sums are below 2^(24 - 17). The last bit of
-    exp differs between CPUs, but for so few arguments it is the same after rounding. `FusedMatMul` reads the keys
+    The factors of both products have so few bits that fp32 holds the sums exactly, in any order: for the scores if
+    |query · key| is below 2^(24 - 16), for the context if the weighted sums are below 2^(24 - 17). The last bit of exp
+    differs between CPUs, but there are so few arguments that the rounded results agree. `FusedMatMul` reads the keys
     without a transposition and applies the scale.
     """
     *batch, rows, size = query.shape
@@ -188,7 +188,7 @@ def coarse(numbers: Tensor, bits: int) -> Tensor:
 
 
 def summand(bits: int) -> float:
-    """Added in fp32, this leaves only `bits` behind the binary point."""
+    """A number whose addition in fp32 leaves only `bits` fractional bits."""
     return 1.5 * 2.0 ** (23 - bits)
 
 

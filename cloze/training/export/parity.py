@@ -23,7 +23,7 @@ WORDS: Final = ("rain", "fell", "on", "the", "old", "city", "while", "two", "dog
 
 
 class Difference(NamedTuple):
-    """Of a graph's vectors from torch's: the largest of any component, relative to torch's longest vector; cosines."""
+    """A graph's vectors against torch's: largest component difference, relative to torch's longest vector; cosines."""
 
     largest: float
     mean_cosine: float
@@ -41,12 +41,12 @@ def probes(max_tokens: int) -> list[str]:
 
 
 def difference(encoder: SentenceEncoder, graph: GraphEncoder, texts: Sequence[str]) -> Difference:
-    """Torch runs each text alone. The graph runs it alone, in a batch of similar length, and a few with the longest.
+    """Torch runs each text alone. The graph runs each alone, in a batch of similar length, and a few with the longest.
 
-    A text whose vector is almost 0, such as the empty one with denoising, has no cosine.
+    Cosines leave out texts whose vector is almost 0, such as the empty text with denoising.
     """
     alone = _alone(encoder.embed, texts)  # (n, d)
-    few = sorted({0, 1, len(texts) - 1})  # to pad all texts to the longest takes long
+    few = sorted({0, 1, len(texts) - 1})  # padding all texts to the longest would take long
     padded = graph.embed([texts[row] for row in few], 10**9)
     found = np.concatenate([_alone(graph.embed, texts), graph.embed(texts, 256), padded])  # (2n + few, d)
     expected = np.concatenate([alone, alone, alone[few]])

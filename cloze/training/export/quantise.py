@@ -4,14 +4,14 @@ Each matrix product becomes a product of integers, with one scale per column of 
 scale per channel if they come from a layer norm and a single scale if they come from attention, both fixed at export.
 Other activations have one scale per row, computed when the graph runs, because the range of a GELU changes from word to
 word. In each case a row's result depends on that row alone, so a text has the same vector in any batch; dynamic
-quantisation by tensor does not have that property. Sums of integers are exact on every CPU. For this the weights have 7
-bits: products of unsigned and signed 8 bits, added in pairs, overflow the 16 bits of AVX2 and SSE. Unsigned weights do
-not overflow but take half as long again.
+quantisation by tensor does not have that property. Sums of integers are exact on every CPU. This requires weights of 7
+bits: on AVX2 and SSE, pairs of products of unsigned and signed 8 bits are added in 16 bits, which 8-bit weights would
+overflow. Unsigned weights do not overflow but take half as long again.
 
-Between the products numbers are fp32. The order of ONNX Runtime's sums, and whether multiplications are fused, depends
-on the CPU's vector extensions, and one last bit can move a code to the next integer, which moves others. So a layer
-norm becomes an instance norm, the only norm that is computed in the same way on every CPU, and attention has the form
-`exact` of `cloze.training.export.layers`. docs/int8.md has the measurements.
+Between the products, numbers are fp32. The order of ONNX Runtime's sums, and whether multiplications are fused, depends
+on the CPU's vector extensions. A difference in the last bit can move a code to the next integer, which changes later
+codes. So a layer norm becomes an instance norm, the only norm that is computed in the same way on every CPU, and
+attention has the form `exact` of `cloze.training.export.layers`. docs/int8.md has the measurements.
 """
 
 import random
@@ -31,30 +31,30 @@ from cloze.training.model.graph_encoder import session
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens per text
 TEXTS: Final = 8  # of each length
-TOGETHER: Final = 8  # texts whose activations are multiplied in one product
+TOGETHER: Final = 8  # texts whose activations are multiplied at once
 
 Feed = Mapping[str, NDArray[np.generic]]
 
 DOMAIN: Final = "com.microsoft"
 WEIGHT_LEVELS: Final = 63  # codes of a weight run from -63 to 63
-WORD_LEVELS: Final = 127  # a word's embedding is looked up, not multiplied
-ZERO: Final = 128  # the code of 0.0 in activations: from 1 to 255
+WORD_LEVELS: Final = 127  # word embeddings are looked up, not multiplied
+ZERO: Final = 128  # the code of 0.0 in activations, whose codes are 1 to 255
 GELU_ZERO: Final = 6  # the same after a GELU, which gives little below 0
 GELU_LEAST: Final = 0.17  # x · Φ(x) is never below -0.17
-TINY: Final = 1e-30  # a row of zeros is divided by this
-MARGIN: Final = 1.1  # a fixed scale leaves room above the largest activation seen; beyond it, codes saturate
-DAMPING: Final = 0.3  # added to the squares of the channels, as a share of their mean
-BLOCK: Final = 128  # channels whose errors the later ones get in one product
+TINY: Final = 1e-30  # divides a row of zeros
+MARGIN: Final = 1.1  # a fixed scale leaves this room above the largest activation seen; beyond it, codes saturate
+DAMPING: Final = 0.3  # added to the channels' squares, as a share of their mean
+BLOCK: Final = 128  # channels whose errors are passed to later channels in one product
 SHARE: Final = 0.65  # SmoothQuant's alpha: the share of a channel's size in its step; the weights take the rest
 NORM: Final = "LayerNormalization"
 CONTEXTS: Final = ("Attention", "Div")  # operators that give attention's output; Div divides by the sum of weights
-UNMOVED: Final = ("Reshape", "Transpose")  # operators that change no number
+UNMOVED: Final = ("Reshape", "Transpose")  # operators that do not change the numbers
 
 Tensors = dict[str, NDArray[Any]]
 
 
 class Channels(NamedTuple):
-    """Of activations (..., k): the largest magnitude of each channel, (k), and the sums of all products, (k, k)."""
+    """Statistics of activations (..., k): each channel's largest magnitude, (k), and the sums of products, (k, k)."""
 
     largest: NDArray[np.float32]
     products: NDArray[np.float64]
@@ -63,8 +63,8 @@ class Channels(NamedTuple):
 def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
     """Texts of random tokens, always the same ones, in the template.
 
-    Most encoders need no corpus to measure the activations: in an encoder with layer norms a few channels have the
-    extreme values, and these come from the template and the special tokens more than from the words.
+    Most encoders do not need a corpus to measure the activations: with layer norms the extreme values are in a few
+    channels, and they come from the template and the special tokens more than from the words.
     """
     rng = random.Random(0)
     tokens = [token for token in text_encoder.id_range if text_encoder.knows(token)]
@@ -94,7 +94,7 @@ def observe(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> d
 
 def shapes(model: ModelProto, names: Sequence[str], feed: Feed) -> dict[str, tuple[int, ...]]:
     """The shapes of the activations called `names` for one batch."""
-    arrays = _showing(model, names).run(names, dict(feed)) if names else []  # no name means every output
+    arrays = _showing(model, names).run(names, dict(feed)) if names else []  # an empty list would mean every output
     return {name: array.shape for name, array in zip(names, arrays, strict=True)}
 
 
@@ -125,7 +125,7 @@ def quantise(model: ModelProto, feeds: Sequence[Feed], excluded: Sequence[str] =
 
 
 def _alone(model: ModelProto, feed: Feed) -> set[str]:
-    """What layer norms take whose shape is (rows, 1, d). A text has more than one token, template included."""
+    """The inputs of layer norms that have the shape (rows, 1, d). A text has more than one token, template included."""
     names = [node.input[0] for node in model.graph.node if node.op_type == NORM]
     return {name for name, shape in shapes(model, names, feed).items() if shape[1:-1] == (1,)}
 
@@ -140,10 +140,10 @@ def codes(matrix: NDArray[np.float32], levels: int, axis: int) -> tuple[NDArray[
 def fitted_codes(
     matrix: NDArray[np.float32], products: NDArray[np.float64]
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """`codes` of weights (k, n) by column; later channels compensate for the rounding error of each channel.
+    """`codes` of weights (k, n) by column. Later channels compensate for the rounding error of each channel.
 
-    `products` (k, k) are those of the activations that the matrix multiplies: channels that vary together can
-    compensate for each other. GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first, in blocks.
+    `products` (k, k) are the products of the activations that the matrix multiplies: channels that vary together can
+    compensate for each other. This is GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first, in blocks.
     """
     scales = np.abs(matrix).max(0) / WEIGHT_LEVELS
     scales[scales == 0] = 1
@@ -189,14 +189,14 @@ class _Quantiser:
         for node in self.nodes:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-        self.products: dict[str, list[NodeProto]] = {}  # by the activation that they multiply
+        self.products: dict[str, list[NodeProto]] = {}  # the products of each activation
         for node in self.nodes:
             if self._multiplies(node):
                 self.products.setdefault(node.input[0], []).append(node)
         self.norms = {name for name in map(self._origin, self.products) if self._operator(name) == NORM}
         self.fixed = [name for name in self.products if self._source(name) in (NORM, *CONTEXTS)]
-        self.steps: dict[str, NDArray[np.float32]] = {}  # of the fixed ones, (k)
-        self.replaced: set[str] = set()  # sums that a product computes
+        self.steps: dict[str, NDArray[np.float32]] = {}  # constant steps of the activations in `fixed`, (k)
+        self.replaced: set[str] = set()  # sums that a product now computes
         self.tensors: Tensors = {
             "rows.axis": np.array([-1], np.int64),
             "rows.tiny": np.array(TINY, np.float32),
@@ -212,7 +212,7 @@ class _Quantiser:
     def run(self, channels: dict[str, Channels]) -> tuple[list[NodeProto], Tensors]:
         """The nodes and new constants of the quantised graph, given the statistics of each product's activations."""
         nodes: list[NodeProto] = []
-        coded: set[str] = set()  # activations
+        coded: set[str] = set()  # activations that have codes
         for node in bar(self.nodes, desc="quantising", unit=" nodes"):
             if node.output[0] in self.replaced:
                 continue
@@ -231,7 +231,7 @@ class _Quantiser:
         return nodes, self.tensors
 
     def _looks_up(self, node: NodeProto) -> bool:
-        """Whether a node gathers word embeddings by the token ids, and not token weights, which are single numbers."""
+        """Whether a node looks up word embeddings by the token ids. Token weights, single numbers, do not count."""
         table = self.weights.get(node.input[0]) if node.op_type == "Gather" else None
         return table is not None and table.dims[-1] > 1 and node.input[1] == "input_ids"
 
@@ -262,7 +262,7 @@ class _Quantiser:
         return matrix.T if any(attribute.name == "transB" and attribute.i for attribute in node.attribute) else matrix
 
     def _norm(self, node: NodeProto) -> Iterator[NodeProto]:
-        """A layer norm of activations (..., d), each row as an instance of one channel: (rows, 1, d)."""
+        """A layer norm of activations (..., d), with each row as an instance of one channel: (rows, 1, d)."""
         (states, gamma, *beta), [name] = node.input, node.output
         width = self.weights[gamma].dims[0]
         epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), 1e-5)
@@ -294,7 +294,7 @@ class _Quantiser:
             yield _node("QuantizeLinear", [name, f"{name}.step", "rows.zero"], f"{name}.codes")
 
     def _by_row(self, name: str) -> Iterator[NodeProto]:
-        """Codes of each row by its largest magnitude, (..., 1), which is the row's scale up to a constant step."""
+        """Codes with one scale per row: its largest magnitude, (..., 1), times a constant step."""
         kind, largest = self._kind(name), f"{name}.largest"
         yield _node("ReduceMax", [name, "rows.axis"], f"{name}.highest", keepdims=1)
         if kind == "gelu":
@@ -330,7 +330,7 @@ class _Quantiser:
             yield _node("MatMulIntegerToFloat", inputs, name, domain=DOMAIN)
 
     def _with_summands(self, name: str, bias: list[str]) -> tuple[str, list[str]]:
-        """The output of the last addition of a constant, if nothing else reads the product, and a bias for all."""
+        """Merge the additions of constants that follow a product into its bias; return the last output and the bias."""
         output, constants = name, list(bias)
         while output not in self.outputs and len(readers := self.readers.get(output, [])) == 1:
             [add] = readers

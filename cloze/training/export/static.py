@@ -1,10 +1,10 @@
-"""A bundle whose vectors are means of vectors of tokens.
+"""A static bundle: the vector of a text is the mean of its tokens' vectors.
 
-Every token of the vocabulary is encoded alone in the bundle's template, and its vector weighted by a / (a + p), where
-p is the token's share of the corpus (Arora et al., "A simple but tough-to-beat baseline for sentence embeddings", ICLR
-2017, equation 3). Then the vectors are fitted: Adam maximises the cosine of a sentence's mean to the encoder's vector.
-The new bundle's graph is a Gather and a mean. Its vectors are whole numbers of 16 bits with one scale: sums of them are
-exact in float32, so that a text has the same vector in every batch and on every machine.
+Every token of the vocabulary is encoded alone in the bundle's template, and its vector is weighted by a / (a + p),
+where p is the token's share of the corpus (Arora et al., "A simple but tough-to-beat baseline for sentence embeddings",
+ICLR 2017, equation 3). Then the vectors are fitted: Adam maximises the cosine between a sentence's mean and the
+encoder's vector. The new bundle's graph is a Gather and a mean. Its vectors are 16-bit integers with one scale. Their
+sums are exact in float32, so that a text has the same vector in every batch and on every machine.
 """
 
 import hashlib
@@ -43,15 +43,15 @@ from cloze.training.evaluation.measures import units
 from cloze.training.export.card import front_matter, parent_metadata
 from cloze.training.model.graph_encoder import GraphEncoder
 
-A: Final = 1e-3  # of the weights a / (a + p)
-BATCH: Final = 512  # sentences of a step
+A: Final = 1e-3  # the a of the weights a / (a + p)
+BATCH: Final = 512  # sentences per step
 EPOCHS: Final = 3
 LEARNING_RATE: Final = 3e-3  # 1e-3 and 1e-2 gave 0.5 and 0.8 points less on STS-B dev
-GRAPH_TOKENS: Final = 512  # of a batch of the encoder: larger ones leave the caches
-SLICE: Final = 4096  # texts between two steps of the progress bar
-HELD_OUT: Final = 2000  # sentences that are only measured, or a tenth of fewer
+GRAPH_TOKENS: Final = 512  # tokens per batch of the encoder: larger batches do not fit the caches
+SLICE: Final = 4096  # texts between two updates of the progress bar
+HELD_OUT: Final = 2000  # sentences that are only measured, at most a tenth of all
 NEAREST: Final = 10
-EXACT: Final = 2**24  # up to which float32 has every whole number
+EXACT: Final = 2**24  # float32 represents every integer up to it
 
 
 Item = TypeVar("Item")
@@ -59,14 +59,14 @@ Floats = NDArray[np.float32]
 
 
 class Rows(NamedTuple):
-    """A vector of each token, as `codes` (v, d) int16 times `scale`."""
+    """The vector of each token: `codes` (v, d) int16 times `scale`."""
 
     codes: NDArray[np.int16]
     scale: np.float32
 
 
 def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] = ()) -> None:
-    """Write the bundle `out` of the encoder of the bundle `path`, fitted to the texts of files. Raises ClozeError."""
+    """Write the bundle `out`, distilled from the bundle `path` and fitted to texts of `files`. Raises ClozeError."""
     bundle = Bundle.load(path)
     if out.resolve() == bundle.path.resolve():
         raise OptionError(f"{out} is the encoder's own folder, which would be lost; name another folder")
@@ -98,21 +98,21 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
         rows = quantised(vectors, config.max_tokens)
         static_encoder, parity = _write_graph(folder, rows, vectors, text_encoder)
         measurement = measured(_units(static_encoder.embed([texts[row] for row in held_out])), targets[held_out])
-        if len(held_out) < NEAREST * NEAREST:  # among so few the nearest say nothing
+        if len(held_out) < NEAREST * NEAREST:  # among so few sentences the nearest ones mean nothing
             measurement = measurement._replace(recall=None)
         _write_rest(folder, out.name, bundle, config, rows, measurement, corpus.sources, parity)
     console.print(f"{out}: {measurement}, on {len(held_out):,} sentences that were held out")
 
 
 def vocabulary_vectors(encoder: GraphEncoder) -> Floats:
-    """The vector of each token alone in the template, (v, d), of length 1."""
+    """The unit vector of each token alone in the template, (v, d)."""
     own = encoder.text_encoder
     sequences = [[*own.prefix_ids, token, *own.suffix_ids] for token in own.id_range]
     return _units(np.concatenate([encoder.embed_ids(part, GRAPH_TOKENS) for part in _parts(sequences, "vocabulary")]))
 
 
 def fit(vectors: Floats, sequences: Sequence[Sequence[int]], targets: Floats) -> Floats:
-    """Vectors (v, d) from which the means over `sequences` have the highest cosine to `targets` (n, d)."""
+    """Fit vectors (v, d) whose means over `sequences` have the highest cosine with `targets` (n, d)."""
     rows = torch.from_numpy(vectors.copy()).requires_grad_()
     expected, lists = torch.from_numpy(targets), [torch.tensor(ids) for ids in sequences]
     rng = torch.Generator().manual_seed(0)
@@ -131,14 +131,14 @@ def fit(vectors: Floats, sequences: Sequence[Sequence[int]], targets: Floats) ->
 
 
 def quantised(vectors: Floats, max_tokens: int) -> Rows:
-    """Vectors as whole numbers, so large that the sum of `max_tokens` of them is exact in float32."""
+    """Vectors as integers, as large as possible while the sum of `max_tokens` of them is exact in float32."""
     largest = min(EXACT // max_tokens, np.iinfo(np.int16).max)
     scale = np.float32(np.abs(vectors).max() / largest)
     return Rows(np.rint(vectors / scale).clip(-largest, largest).astype(np.int16), scale)
 
 
 def graph(rows: Rows) -> ModelProto:
-    """The mean of the tokens' vectors: their codes' sum under the mask, over their number, times the scale."""
+    """The mean of the tokens' vectors: the masked sum of their codes, divided by their number, times the scale."""
     constants: dict[str, NDArray[Any]] = {
         "codes": rows.codes,
         "scale": np.array(rows.scale, dtype=np.float32),
@@ -181,7 +181,7 @@ def _units(vectors: Floats) -> Floats:
 
 
 def _write_graph(folder: Path, rows: Rows, vectors: Floats, text_encoder: TextEncoder) -> tuple[GraphEncoder, float]:
-    """Write the graph and return it, with the largest difference of any component to means of the fitted vectors."""
+    """Write the graph. Return it and the largest difference of a component from the means of the fitted vectors."""
     path = folder / GRAPHS["fp32"]
     path.parent.mkdir()
     onnx.save(graph(rows), path)
@@ -204,7 +204,7 @@ class Measured(NamedTuple):
 
 
 def measured(vectors: Floats, targets: Floats) -> Measured:
-    """Of vectors (n, d) and the encoder's: how many of each text's nearest among the encoder's vectors are the same."""
+    """Mean cosine with the encoder's vectors, and the share of each text's nearest ones that are the same; (n, d)."""
     nearest = []
     for queries in (vectors, targets):
         cosines = queries @ targets.T

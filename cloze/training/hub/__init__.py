@@ -1,1 +1,1 @@
-"""Models of sentence-transformers, written and read with torch."""
+"""sentence-transformers models, written and read with torch."""

@@ -1,6 +1,6 @@
-"""An encoder as it is served by itself, and any model of sentence-transformers as an encoder.
+"""Load an encoder as it is served by itself, and any sentence-transformers model as an encoder.
 
-Pooling, Dense and LayerNorm become part of the encoder, and prompts named templates.
+Pooling, Dense and LayerNorm become part of the encoder. Prompts become named templates.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.heads import AdoptedHead
 from cloze.training.model.pretrained import fastest_device, quiet
 
-CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # texts of a model that is only read
+CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # compared if a model is only read
 
 
 def load_as_served(source: str) -> "SentenceEncoder | GraphEncoder | None":
-    """An encoder as it is served by itself; None if nothing says how its vector is read.
+    """An encoder as it is served by itself; None if it has no embedding configuration.
 
     That is a bundle's most exact graph, a run, or a model that sentence-transformers saved. Raises ClozeError.
     """
@@ -42,7 +42,7 @@ def load_as_served(source: str) -> "SentenceEncoder | GraphEncoder | None":
 
 
 def refuse_layers_behind(source: str) -> None:
-    """Raises EncoderError for a sentence-transformers model with layers behind its pooling, which no run can hold."""
+    """Raises EncoderError for a sentence-transformers model with layers after its pooling, which a run cannot hold."""
     behind = [module.kind for module in modules_of(model_folder(source), source)[2:] if module.kind != "Normalize"]
     if behind:
         raise EncoderError(
@@ -56,13 +56,13 @@ def load_sentence_transformer(
 ) -> SentenceEncoder:
     """Load a sentence-transformers model, a folder or a hub name, and compare the vectors of `texts` with its own.
 
-    sentence-transformers loads the model itself, so folders of its earlier versions can be read too. What Cloze cannot
-    hold is refused by name: other modules, several poolings joined, prompts that are left out of the pooling, and a
-    tokenizer whose sequences are not [CLS], text, [SEP]. So is what the library would replace in silence: a pooling
-    that nothing states, an activation function of the model's own code, a missing tokenizer.
+    sentence-transformers loads the model itself, so folders of its earlier versions can be read too. Errors name what
+    Cloze cannot represent: other modules, several poolings concatenated, prompts that are excluded from the pooling,
+    and a tokenizer whose sequences are not [CLS], text, [SEP]. They also name what the library would silently replace:
+    a pooling that is not configured, an activation function of the model's own code, a missing tokenizer.
 
-    Its prompts become named templates, and its default prompt the template. `max_tokens` replaces its limit, and
-    `folder` has its files where they were fetched before. Raises ClozeError.
+    The model's prompts become named templates, and its default prompt the template. `max_tokens` replaces its limit.
+    `folder` has its files if they were fetched before. Raises ClozeError.
     """
     folder = folder or model_folder(source)
     modules_of(folder, source)
@@ -78,7 +78,7 @@ def load_sentence_transformer(
     transformer, pooling, *following = _modules(model, source)
     _name_last_token(transformer.tokenizer)
     check_tokenizer(transformer.tokenizer, source)
-    transformer.model.config.use_cache = False  # of a decoder: a graph has no cache
+    transformer.model.config.use_cache = False  # for decoders: a graph has no cache
     template, templates = templates_of(model.prompts, model.default_prompt_name, source)
     config = EmbeddingConfig(
         template=template,
@@ -104,7 +104,7 @@ def load_sentence_transformer(
 
 
 def _modules(model: Any, source: str) -> list[Any]:
-    """Transformer, pooling and what follows, without a last Normalize: a bundle's graph does not normalise."""
+    """Transformer, pooling and the modules after it, without a final Normalize: a bundle's graph does not normalise."""
     modules = list(model)
     mode = modules[1].pooling_mode
     check_pooling([mode] if isinstance(mode, str) else mode, modules[1].include_prompt, source)
@@ -114,14 +114,14 @@ def _modules(model: Any, source: str) -> list[Any]:
 
 
 def _name_last_token(tokenizer: Any) -> None:
-    """Call the token that a decoder's tokenizer puts behind a text, and before which it puts none, the separator."""
+    """Make the last token the separator if a decoder's tokenizer adds only one token, after the text."""
     ids = tokenizer("")["input_ids"]
     if tokenizer.cls_token_id is None and tokenizer.sep_token_id is None and len(ids) == 1:
         tokenizer.sep_token = tokenizer.convert_ids_to_tokens(ids[0])
 
 
 def _limit(transformer: Any, source: str, max_tokens: int | None) -> int:
-    """The longest sequence in tokens: what is asked, or else the model's own limit."""
+    """The longest sequence in tokens: `max_tokens`, or else the model's own limit."""
     largest = positions(transformer.model, source)
     if max_tokens is not None and max_tokens > largest:
         raise EncoderError(f"max_tokens is {max_tokens}; {source!r} has positions for {largest}: lower it")

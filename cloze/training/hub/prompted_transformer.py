@@ -1,10 +1,10 @@
-"""A template around each text, and one vector read from the encoder: a module for sentence-transformers 6.
+"""A module for sentence-transformers 6: puts a template around each text and pools one vector.
 
-Cloze writes this file into a model's folder. `SentenceTransformer(folder, trust_remote_code=True)` runs it; Cloze need
-not be installed. The settings are in `embedding_config.json`.
+Cloze writes this file into a model's folder. `SentenceTransformer(folder, trust_remote_code=True)` runs it, and does
+not need Cloze. The settings are in `embedding_config.json`.
 
-A sequence is built from ids, `[CLS] prefix + text + suffix [SEP]`. So a long text is cut and the template never is, and
-"[MASK]" in a text is text. A prompt that contains [X] is a template; any other prompt goes before [X] in the template.
+A sequence is built from ids, `[CLS] prefix + text + suffix [SEP]`. So a long text is cut but the template never is, and
+"[MASK]" in a text is text. A prompt that contains [X] is a template. Any other prompt goes before [X] in the template.
 """
 
 import inspect
@@ -41,13 +41,13 @@ class PromptedTransformer(InputModule):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.tokenizer, self.config, self.head = model, tokenizer, config, head
-        self.register_buffer("token_weights", token_weights)  # (vocabulary, 1), of a mean
+        self.register_buffer("token_weights", token_weights)  # (vocabulary, 1), for mean pooling
         self.words = _without_special_tokens(tokenizer)
 
     # Texts to ids
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """Give `input_ids` and `attention_mask`, (n, L), and the place in each row to read the vector at, (n)."""
+        """Return `input_ids` and `attention_mask`, (n, L), and the index of the token to read in each row, (n)."""
         template, prompt = self.config["template"], prompt or ""
         if self.config.get("denoising") and TEXT in prompt and prompt != template:
             raise ValueError("this model subtracts the vector of its own template, so a prompt cannot be another one")
@@ -94,7 +94,7 @@ class PromptedTransformer(InputModule):
         if not self.config["denoising"]:
             return features | {"sentence_embedding": self.head(vectors)}
         bias = self._template_bias(mask.sum(1))
-        tanh = not len(self.head) or isinstance(self.head[-1], nn.Tanh)  # it sees the difference
+        tanh = not len(self.head) or isinstance(self.head[-1], nn.Tanh)  # applied to the difference
         denoised = self.head(vectors - bias) if tanh else self.head(vectors) - self.head(bias)
         return features | {"sentence_embedding": denoised}
 
@@ -114,7 +114,7 @@ class PromptedTransformer(InputModule):
         return (hidden * weights).sum(1) / (divisor.sqrt() if pooling == "mean_sqrt_len_tokens" else divisor)
 
     def _template_bias(self, lengths: Tensor) -> Tensor:
-        """Give the vector of the template alone, its suffix at the positions that it has in sequences of `lengths`."""
+        """Return the template's own vectors, with its suffix at the positions that it has in sequences of `lengths`."""
         prefix, suffix = self._around(self.config["template"])
         alone = torch.tensor(prefix + suffix, device=lengths.device)
         different, rows = lengths.unique(return_inverse=True)
@@ -177,7 +177,7 @@ class PromptedTransformer(InputModule):
         token_weights = load_file(table)["table"] if table else None
         hub_options["cache_dir"] = cache_folder
         architecture: Any = MODEL_MAPPING[type(AutoConfig.from_pretrained(model_name_or_path, **hub_options))]
-        has_pooler = "add_pooling_layer" in inspect.signature(architecture).parameters  # it is never read, nor saved
+        has_pooler = "add_pooling_layer" in inspect.signature(architecture).parameters  # neither read nor saved
         options = {"add_pooling_layer": False} if has_pooler else {}
         model = AutoModel.from_pretrained(
             model_name_or_path, **hub_options, **options | (kwargs.get("model_kwargs") or {})
@@ -189,7 +189,7 @@ class PromptedTransformer(InputModule):
 
 
 def _head(path: str, config: Any) -> nn.Sequential:
-    """Read the layer behind the pooling: Linear and tanh, or Linear, activation and layer norm."""
+    """Read the layers after the pooling: Linear and tanh, or Linear, activation and layer norm."""
     with safe_open(path, "pt") as file:
         kind = file.metadata()["kind"]
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -204,7 +204,7 @@ def _head(path: str, config: Any) -> nn.Sequential:
 def _without_special_tokens(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """Copy the tokenizer so that it finds no special token in a text.
 
-    A unigram vocabulary's search can find one all the same: there, the first character of its name is split off.
+    The search of a unigram vocabulary can still find one: there, the first character of its name is split off.
     """
     words = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     words.no_truncation()

@@ -1,6 +1,6 @@
-"""A sentence encoder as a sentence-transformers model, and a model that sentence-transformers saved as an encoder's.
+"""Write a sentence encoder as a sentence-transformers model, and read such a model again.
 
-Files written beside an encoder's own (weights, tokenizer, embedding_config.json):
+Files written in addition to an encoder's own (weights, tokenizer, embedding_config.json):
 
     modules.json, config_sentence_transformers.json      always
     sentence_bert_config.json, N_Pooling/config.json     sentence-transformers' own modules: a text alone, [CLS] or mean
@@ -49,7 +49,7 @@ def check_words_only(encoder: SentenceEncoder) -> None:
 def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     """Write the encoder into `folder` so that sentence-transformers loads it, and compare the vectors of `texts`.
 
-    Return a section for the model card. Raises ExportError where the model cannot be written so, or a vector
+    Return a section for the model card. Raises ExportError if the model cannot be written in this way, or if a vector
     differs.
     """
     check_words_only(encoder)
@@ -76,7 +76,7 @@ def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     else:
         shutil.copyfile(CODE, folder / CODE.name)
     for path in folder.glob("*.safetensors"):
-        path.chmod(0o644)  # safetensors lets nobody else read them, and a service may run as another user
+        path.chmod(0o644)  # safetensors makes them private, and a service may run as another user
     _compare(encoder, folder, texts, library, plain)
     trust = "" if plain else f", trust_remote_code=True)` runs `{CODE.name}` of this folder and"
     return f"## sentence-transformers\n\n`SentenceTransformer(FOLDER{trust or ')`'} gives the same vectors, normalised."
@@ -88,7 +88,7 @@ def is_sentence_transformer(folder: Path) -> bool:
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
-    """Return the EmbeddingConfig fields of a folder that `write` wrote, or that sentence-transformers saved of it.
+    """The EmbeddingConfig fields of a folder that `write` wrote, or that sentence-transformers saved again.
 
     Raises EncoderError for any other sentence-transformers model.
     """
@@ -128,9 +128,9 @@ def saved_settings(folder: Path) -> dict[str, Any]:
 
 
 def _is_plain(encoder: SentenceEncoder, texts: Sequence[str]) -> bool:
-    """Whether sentence-transformers' own modules do the same, down to the ids of `texts` and of their like with blanks.
+    """Whether sentence-transformers' own modules give the same ids for `texts`, with and without surrounding blanks.
 
-    They leave the blanks around a text to the tokenizer, and RoBERTa's makes tokens of them.
+    They leave the blanks around a text to the tokenizer, and RoBERTa's tokenizer makes tokens of them.
     """
     config = encoder.config
     if config.pooling == "mask" or config.template != TEXT or config.final_period or config.denoising or encoder.head:
@@ -150,7 +150,7 @@ def _is_plain(encoder: SentenceEncoder, texts: Sequence[str]) -> bool:
 
 
 def _write_plain(encoder: SentenceEncoder, folder: Path, pooling: Path) -> None:
-    """`pooling` is the folder of the module Pooling."""
+    """Write the modules' settings; `pooling` is the folder of the module Pooling."""
     text = {"split_special_tokens": True}  # "[MASK]" in a text is text
     settings: dict[str, Any] = {
         "max_seq_length": encoder.config.max_tokens,
@@ -158,7 +158,7 @@ def _write_plain(encoder: SentenceEncoder, folder: Path, pooling: Path) -> None:
         "processing_kwargs": {"text": text},
     }
     if "add_pooling_layer" in inspect.signature(type(encoder.backbone)).parameters:
-        settings["model_kwargs"] = {"add_pooling_layer": False}  # the weights have none
+        settings["model_kwargs"] = {"add_pooling_layer": False}  # the weights do not include it
     _write_json(folder / "sentence_bert_config.json", settings)
     if encoder.token_weights is not None:
         (folder / WORD_WEIGHTS_FILE).parent.mkdir(exist_ok=True)
@@ -187,7 +187,7 @@ def _compare(encoder: SentenceEncoder, folder: Path, texts: Sequence[str], libra
         vectors = model.encode(list(texts), show_progress_bar=False)
     expected = encoder.embed(texts)
     lengths = np.linalg.norm(expected, axis=1, keepdims=True)
-    pointed = lengths[:, 0] > SHORT * lengths.max()  # denoised, an empty text is almost 0 and its direction is noise
+    pointed = lengths[:, 0] > SHORT * lengths.max()  # a denoised empty text is almost 0; its direction is noise
     largest = float(np.abs(vectors - expected / np.maximum(lengths, 1e-12))[pointed].max())
     if not largest <= LARGEST_DIFFERENCE:
         raise ExportError(

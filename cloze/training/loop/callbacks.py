@@ -27,7 +27,7 @@ UNSHOWN = ("epoch", "total_flos")
 
 
 class Patience(EarlyStoppingCallback):
-    """Early stopping without the Trainer's warning that it does not keep the best checkpoint: the file `best` does."""
+    """Early stopping without the Trainer's warning that the best checkpoint is not kept: the file `best` holds it."""
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         pass
@@ -75,7 +75,7 @@ class Journal(TrainerCallback):
 
 
 class OwnDropout(TrainerCallback):
-    """Gives every process except the first its own random stream; a resumed one is in the checkpoint.
+    """Gives every process except the first its own random stream; a resumed run restores it from the checkpoint.
 
     Two runs share a stream only if their seeds differ by a multiple of 65,536.
     """
@@ -86,7 +86,7 @@ class OwnDropout(TrainerCallback):
 
 
 class Seldom(TrainerCallback):
-    """Leaves out a checkpoint sooner than SAVE_SECONDS after the last one, but not that of the last step."""
+    """Skips a checkpoint less than SAVE_SECONDS after the last one, except at the last step."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""--dry-run: two steps of a recipe, of which nothing is kept."""
+"""--dry-run: two steps of a recipe, without keeping anything."""
 
 import tempfile
 from pathlib import Path

@@ -1,8 +1,9 @@
 """GradCache (arXiv:2101.06983): the gradient of a large contrastive batch with the memory of a small chunk.
 
-Every chunk is passed through without gradient. The loss over all results gives a gradient for each of them. Then every
-chunk is passed through again, with gradient, and takes its share. The second pass begins from the random state of the
-first: with the same dropout, it gives the gradient that one pass over all chunks would give.
+Every chunk is first encoded without gradient. The loss over all results gives a gradient for each result. Then every
+chunk is encoded again, with gradient, and the gradient of its result is backpropagated. The second pass begins from the
+random state of the first. Its dropout is therefore the same, and it gives the gradient that one pass over all chunks
+would give.
 """
 
 from collections.abc import Callable, Iterator
@@ -78,7 +79,7 @@ def _gradient(leaf: Tensor) -> Tensor:
 
 
 class _RandomState:
-    """The present state of the random generators of the CPU and of `device`."""
+    """The current state of the random generators of the CPU and of `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []

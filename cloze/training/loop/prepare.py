@@ -1,4 +1,4 @@
-"""From a recipe to what is trained: check it, read the text, and build the objective, before anything is written."""
+"""Prepare a run: check the recipe, read the text and build the objective, before anything is written."""
 
 import math
 import shutil
@@ -29,11 +29,11 @@ from cloze.training.recipes.methods import RankingRecipe, ScoredRecipe
 from cloze.training.recipes.recipe import Recipe
 
 GPU_WORKERS: Final = 2  # processes that tokenise: a GPU would wait for this one
-FEWEST_STEPS: Final = 50  # fewer change little
-SMALLEST_BATCH: Final = 8  # that is proposed: a smaller one has too few negatives
-HELD_OUT_ROWS: Final = 1000  # at most, where a recipe gives no number
+FEWEST_STEPS: Final = 50  # with fewer, training changes little
+SMALLEST_BATCH: Final = 8  # the smallest that is proposed: a smaller batch has too few negatives
+HELD_OUT_ROWS: Final = 1000  # at most, unless the recipe gives a number
 HELD_OUT_PART: Final = 20  # one row in 20
-FEWEST_HELD_OUT: Final = 32  # a loss of fewer says little: then none are held out, and the last checkpoint is kept
+FEWEST_HELD_OUT: Final = 32  # a loss over fewer says little: then no row is held out, and the last checkpoint is kept
 
 
 def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
@@ -69,7 +69,7 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
 def for_this_machine(recipe: Recipe) -> Recipe:
     """The recipe with the precision and the workers that suit this machine, unless it names them.
 
-    They change the figures, so a resumed run keeps them.
+    Both change the results, so a resumed run keeps them.
     """
     gpu, settings = torch.cuda.is_available(), dict[str, object]()
     if recipe.precision == "auto":
@@ -80,7 +80,7 @@ def for_this_machine(recipe: Recipe) -> Recipe:
 
 
 def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
-    """A line that says how to get more steps from the text, if it gives few."""
+    """A warning that says how to get more steps from the text; None if there are enough."""
     steps = recipe.steps(rows)
     if recipe.max_steps or steps >= FEWEST_STEPS:
         return None
@@ -97,7 +97,7 @@ def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
 
 
 def _little_to_gain(recipe: Recipe) -> str | None:
-    """A line where a method that needs no labels is to train what has been trained for sentences already."""
+    """A note if a method without labels is to train an encoder that was already trained for sentences; else None."""
     alone = objective_of(recipe.method).contrastive and len(recipe.columns) < 2
     if not alone or own_config(recipe.encoder) is None or not learnt_sentences(recipe.encoder):
         return None
@@ -115,7 +115,7 @@ def chooser_of(corpus: Corpus, dev: DevData | None, recipe: Recipe) -> str | Non
 
 
 def check_ranking_devices() -> None:
-    """Raises RecipeError where the method ranking, by which adapt trains too, has several processes or devices."""
+    """Raises RecipeError if there are several processes or devices: the method `ranking`, as in adapt, needs one."""
     count, devices = processes().num_processes, torch.cuda.device_count()
     if max(count, devices) > 1:
         raise RecipeError(
@@ -187,7 +187,7 @@ def _read(recipe: Recipe) -> Corpus:
 
 
 def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
-    """The corpus without the rows that are held out, and those that would repeat them.
+    """The corpus without the rows that are held out and without the rows that repeat them.
 
     Raises CorpusError, RecipeError.
     """
@@ -198,7 +198,7 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
         fewest = max(FEWEST_HELD_OUT, minimum)
         count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, limit)
         count = count if count >= fewest else 0
-        full_batches = count - count % recipe.batch_size  # a part of a batch is not scored
+        full_batches = count - count % recipe.batch_size  # an incomplete batch is not scored
         count = full_batches if full_batches >= fewest else count
     elif count > limit:
         raise RecipeError(
@@ -236,15 +236,15 @@ def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
 
 
 def _build(recipe: Recipe) -> Objective:
-    """The method around its encoder, with the weights that are trained."""
+    """Load the encoder and build the method's objective, with its layers frozen and LoRA added as the recipe says."""
     set_seed(recipe.seed)
-    kind_of(recipe.encoder)  # raises RunError for a folder that is none
+    kind_of(recipe.encoder)  # raises RunError for a folder that is not a model
     encoder = SentenceEncoder.load(
         recipe.encoder,
         template=recipe.template,
         pooling=recipe.pooling,
         final_period=recipe.final_period,
-        denoising=False,  # whatever the parent served; a method that serves it sets it
+        denoising=False,  # even if the parent denoises; a method that serves denoising sets it
     )
     _keep_fitting_templates(encoder)
     objective = objective_of(recipe.method)(encoder, recipe)
@@ -260,7 +260,7 @@ def _build(recipe: Recipe) -> Objective:
 
 
 def _keep_fitting_templates(encoder: SentenceEncoder) -> None:
-    """Leave out the parent's named templates that have no [MASK], or have one, where this pooling needs the other."""
+    """Drop the parent's named templates that do not suit this pooling, because they lack [MASK] or have one."""
     fitting = {}
     for name, template in encoder.config.templates.items():
         try:

@@ -29,7 +29,7 @@ def keep_memory() -> None:
 
 
 def processes() -> PartialState:
-    """This process among those that torchrun started; the first call joins them. Without torchrun there is one.
+    """The state of this process among those of torchrun; the first call joins them. Without torchrun there is one.
 
     Raises RunError if torchrun would restart them with the store that holds the addresses of the ended processes.
     """
@@ -43,10 +43,10 @@ def processes() -> PartialState:
 
 
 def restarts_itself() -> bool:
-    """Whether torchrun's --max-restarts starts this command again, as it is, when a process or a node is lost.
+    """Whether torchrun's --max-restarts starts this same command again when a process or a node is lost.
 
-    A new agent in the place of a lost one counts its restarts from 0, so the count does not say whether this is the
-    first start.
+    An agent that replaces a lost one counts its restarts from 0, so the count does not say whether this is the first
+    start.
     """
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 

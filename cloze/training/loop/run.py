@@ -1,6 +1,6 @@
 """Training: recipe -> corpus -> objective -> Trainer -> run folder, in each process that torchrun started.
 
-`train` does what a command line asks: one run, several seeds, or two steps for show. `resume` continues a run.
+`train` does what a command line asks: one run, several seeds, or a dry run of two steps. `resume` continues a run.
 """
 
 import math
@@ -39,7 +39,7 @@ from cloze.training.recipes.command import FitOptions, load_recipe
 from cloze.training.recipes.recipe import Recipe, to_toml
 from cloze.training.run_folder import Run
 
-PARENT: Final = "parent"  # of a log entry: the dev figures of the encoder as it is served by itself
+PARENT: Final = "parent"  # key of the log entry with the dev figures of the encoder as it is served by itself
 COSINE_DISTANCE: Final = f"{HELD_OUT}cosine_distance"
 
 
@@ -85,7 +85,7 @@ def _one_run(recipe: Recipe, run: Run, resume: bool) -> int:
 
 
 def _chosen(run: Run) -> str:
-    """Which step's weights were chosen, by which figure, and what that was before training."""
+    """The step whose weights were chosen, the figure that chose them, and its value before training."""
     provenance = run.provenance()
     if provenance["chosen_by"] is None:
         return ""
@@ -123,16 +123,16 @@ def _fit_seeds(seeds: SeedRuns) -> int:
 def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     """Train by the recipe and write the chosen encoder to the run folder; False if Ctrl-C was pressed.
 
-    The run is still finished if that was at its last step. Every file is read and every key checked before the
+    A run that is interrupted in its last step is still finished. Every file is read and every key checked before the
     model is loaded. Raises ClozeError.
     """
     keep_memory()
     group, recipe = processes(), for_this_machine(recipe)
     console.quiet |= not processes().is_main_process
     if recipe.workers:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn of that
     corpus, dev, objective = prepare(recipe)
-    group.wait_for_everyone()  # until all have found the folder free
+    group.wait_for_everyone()  # until all processes have seen that the folder is free
     with run.space_for(_largest(objective, recipe, len(corpus))):
         return _train(objective, corpus, dev, recipe, run, resume)
 
@@ -177,7 +177,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
 def _chosen_figures(
     recipe: Recipe, state: TrainerState, chooser: str | None, has_dev: bool, parent: dict[str, float] | None
 ) -> dict[str, Any]:
-    """What the provenance says of the chosen step, and of the parent beside it."""
+    """What the provenance records about the chosen step and, for comparison, about the parent."""
     best, log = state.best_metric, state.log_history
     own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
     at_best = (entry for entry in log if entry["step"] == state.best_global_step)
@@ -199,8 +199,8 @@ def _chosen_figures(
 def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool) -> dict[str, float] | None:
     """The dev figures of the encoder as it is served by itself, with its own template and pooling.
 
-    None without dev data, or if nothing says how the encoder is read. All processes share the embedding; the first logs
-    the figures once.
+    None without dev data, or if the encoder has no embedding configuration. The processes share the work of embedding;
+    the first one logs the figures once.
     """
     parent_figures: list[dict[str, float] | None] = [None]
     if dev:
@@ -217,7 +217,7 @@ def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool
 
 
 def _mean_loss(log: Sequence[Mapping[str, float]]) -> float | None:
-    """Mean of the logged losses, those before a restart included; None if training ended before the first."""
+    """Mean of the logged losses, including those before a restart; None if training ended before the first one."""
     losses = [entry["loss"] for entry in log if "loss" in entry]
     return sum(losses) / len(losses) if losses else None
 
@@ -231,7 +231,7 @@ def _largest(objective: Objective, recipe: Recipe, rows: int) -> int:
 
 
 def _checkpoint(run: Run, resume: bool) -> Path | None:
-    """Where to continue, as the first process finds it; None to begin."""
+    """The checkpoint from which to continue, as the first process finds it; None to start from the beginning."""
     group = processes()
     checkpoint = [run.rewind(group.num_processes) if resume and group.is_main_process else None]
     broadcast_object_list(checkpoint)
@@ -247,10 +247,11 @@ def _figures(
     parent: Mapping[str, float] | None,
     held_out: HeldOut | None,
 ) -> dict[str, float]:
-    """Figures by their names in the log. Gains are over the parent's, or else over those before the first step.
+    """Figures by their names in the log. Gains are relative to the parent, or else to the scores before the first step.
 
-    The processes share the embedding of the dev data, and each computes the figures: one that waited for the first
-    would be ended by the limit of its collectives, ten minutes with NCCL. The first one's figures count.
+    The processes share the work of embedding the dev data, and each computes the figures. A process that only waited
+    for the first one would be ended by the timeout of its collective, ten minutes with NCCL. The figures of the first
+    process count.
     """
     figures: dict[str, float] = {}
     if dev:
@@ -270,7 +271,7 @@ def _dev_figures(
 
 
 def _check_weights(objective: Objective) -> None:
-    """Raises RunError for a model that training broke, which a logged loss shows earlier."""
+    """Raises RunError if training left weights that are not finite. A logged loss shows this earlier."""
     broken = [name for name, weight in objective.named_parameters() if not weight.isfinite().all()]
     if broken:
         raise RunError(
@@ -292,5 +293,5 @@ def _add_callbacks(trainer: ObjectiveTrainer, recipe: Recipe, run: Run, interrup
         trainer.add_callback(TensorBoardCallback(SummaryWriter(str(run.path / "tensorboard"))))
     if recipe.patience is not None:
         trainer.add_callback(Patience(recipe.patience))
-    if group.num_processes == 1:  # several would not stop at the same step: there Ctrl-C stops at once
+    if group.num_processes == 1:  # several would not stop at the same step: with them Ctrl-C stops at once
         trainer.add_callback(interrupt)

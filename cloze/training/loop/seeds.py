@@ -1,8 +1,8 @@
 """Several seeds in one command: one run per seed, and the spread of their dev scores.
 
 OUT/seed-N/     the run of seed N
-OUT/seeds.json  each seed's dev score, their mean, sample standard deviation, minimum and maximum; of more than three
-                seeds also the mean of the best three, as S-SimCSE's tables have it
+OUT/seeds.json  each seed's dev score, their mean, sample standard deviation, minimum and maximum; for more than three
+                seeds also the mean of the best three, as in S-SimCSE's tables
 """
 
 import json
@@ -36,7 +36,7 @@ def parse_seeds(words: Sequence[str]) -> list[int]:
 
 
 class SeedRuns:
-    """A folder with one run per seed, all by one recipe."""
+    """A folder with one run per seed, all with the same recipe."""
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int], folder: Path) -> None:
         if not recipe.dev:
@@ -49,7 +49,7 @@ class SeedRuns:
         return self._recipe.model_copy(update={"seed": seed})
 
     def check(self) -> None:
-        """Raises RunError if the folder holds anything but runs of seeds by this recipe."""
+        """Raises RunError if the folder holds anything other than this recipe's runs."""
         others = [path for path in self.folder.glob("*") if path.name != SUMMARY and not path.name.startswith("seed-")]
         if others or self.folder.is_file():
             raise RunError(f"{self.folder} holds other things than runs of seeds; choose another --out")
@@ -74,7 +74,7 @@ class SeedRuns:
 
 
 def summary(scores: Mapping[int, float]) -> dict[str, Any]:
-    """Seed -> score to the content of seeds.json; one seed has no standard deviation."""
+    """The content of seeds.json, given each seed's score. A single seed has no standard deviation."""
     values = list(scores.values())
     return {
         "dev_score": {str(seed): score for seed, score in scores.items()},

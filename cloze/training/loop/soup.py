@@ -27,7 +27,7 @@ def average(
     parent_share: float = 0.0,
     parent: str = "",
 ) -> None:
-    """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError."""
+    """Write the run `out`. Its weights are the mean of the weights of `runs`. Raises RunError, EncoderError."""
     mean_run = Run.fresh(out)
     mean, provenance = average_weights(runs, weights, parent_share, parent)
     mean_run.make()
@@ -42,9 +42,9 @@ def average_weights(
 ) -> tuple[SentenceEncoder, dict[str, Any]]:
     """The mean of the runs' encoders, and its provenance. Raises RunError, EncoderError.
 
-    `weights` has one share per run; they need not sum to 1, and are equal if none are given. `parent` has
-    `parent_share` of the mean, which may be 0. It is the encoder that the first run's recipe names unless it is given:
-    a run that continues another one has that one's weights there, and the parent of both further back.
+    `weights` are the mixing coefficients, one per run. They need not sum to 1, and are equal by default. The parent has
+    the coefficient `parent_share`, which may be 0. By default the parent is the encoder that the first run's recipe
+    names. If a run continues another one, its recipe names that run; give `parent`, the parent of both, instead.
     """
     if len(runs) < (1 if parent_share else 2):
         raise RunError(
@@ -82,7 +82,7 @@ def average_weights(
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
     mean = encoders[0]
     states = [encoder.state_dict() for encoder in encoders]
-    parts = shares / shares.max()  # whose sum is finite
+    parts = shares / shares.max()  # so that their sum is finite
     parts = parts / parts.sum()
     source = parent or provenances[0]["recipe"]["encoder"]
     if parent_share:
@@ -100,20 +100,20 @@ def average_weights(
 
 
 def _parent(source: str, run: SentenceEncoder) -> SentenceEncoder:
-    """The runs' parent with their embedding configuration. Raises EncoderError."""
+    """The runs' parent, with the embedding configuration of the runs. Raises EncoderError."""
     config = run.config
     return SentenceEncoder.load(source, template=config.template, pooling=config.pooling, max_tokens=config.max_tokens)
 
 
 def mean_of(tensors: Sequence[Tensor], shares: Tensor) -> Tensor:
-    """The weighted mean, summed in fp64; the first of counts and positions, which no run changes."""
+    """The weighted mean, summed in fp64. Of integers (counts, positions), which no run changes, the first tensor."""
     if not tensors[0].is_floating_point():
         return tensors[0]
     return torch.stack([tensor.double() for tensor in tensors], -1).mul(shares).sum(-1).to(tensors[0].dtype)
 
 
 def _config_of(encoder: SentenceEncoder) -> str:
-    """All but the longest text, which training may have cut to save time."""
+    """The embedding configuration without `max_tokens`, which training may have lowered to save time."""
     return str(encoder.config.model_dump(exclude={"max_tokens"}))
 
 
@@ -158,9 +158,9 @@ def _provenance(
 
 
 def _shares(recipe: dict[str, Any], share: float, parent: str) -> Iterator[tuple[dict[str, Any] | None, float]]:
-    """The recipes of a mean, also of one of means, with the share of each; None stands for the parent.
+    """The recipes that a mean combines, at any depth, with the coefficient of each; None stands for the parent.
 
-    Raises RunError if a part has a share of another parent.
+    Raises RunError if one of the runs is a mean with another parent.
     """
     if recipe["method"] != "average":
         yield recipe, share

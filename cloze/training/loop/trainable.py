@@ -1,8 +1,8 @@
-"""Which weights are trained: not those of frozen layers, and with LoRA only matrices beside the backbone's own.
+"""Which weights are trained: not those of frozen layers; with LoRA only matrices that are added to the backbone.
 
-Frozen are the embeddings and the first layers, for cheaper steps. No gradient passes through them, and AdamW reads and
-writes nothing for them. The embeddings of a small encoder are half of its weights. Thawed after a share of the steps,
-the layers are trained with the others in the rest.
+The embeddings and the first layers can be frozen to make steps cheaper. No gradient passes through them, and AdamW
+reads and writes nothing for them. The embeddings of a small encoder are half of its weights. The layers can be thawed
+after a share of the steps; from then on they are trained with the others.
 
 LoRA (arXiv:2106.09685) freezes the backbone, and each of its linear layers learns a product of two thin matrices. A
 layer's weight W (out, in) becomes W + alpha / rank · B A, where A is (rank, in) and B is (out, rank) and begins as 0.
@@ -23,7 +23,7 @@ def freeze_embeddings(backbone: PreTrainedModel) -> None:
 
 
 def first_layers(backbone: PreTrainedModel, count: int) -> nn.ModuleList:
-    """Its first layers. Raises RecipeError unless at least one more stays."""
+    """The first `count` layers. Raises RecipeError unless at least one more layer remains."""
     depth = backbone.config.num_hidden_layers
     layers = next(
         (module for module in backbone.modules() if isinstance(module, nn.ModuleList) and len(module) == depth), None
@@ -37,7 +37,7 @@ def first_layers(backbone: PreTrainedModel, count: int) -> nn.ModuleList:
 
 
 class Thaw(TrainerCallback):
-    """Trains `layers` from the step at which their share of all steps is over."""
+    """Trains `layers` after `share` of all steps."""
 
     def __init__(self, layers: nn.ModuleList, share: float) -> None:
         self.layers = layers
@@ -67,7 +67,7 @@ def add_lora(backbone: PreTrainedModel, rank: int, alpha: int) -> None:
 
 
 def merge_lora(backbone: PreTrainedModel) -> None:
-    """Add the products to the weights that they belong to, so that the backbone is again as transformers built it."""
+    """Add each product to its weight, so that the backbone has the same layers as transformers built."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(backbone.named_modules()):

@@ -32,24 +32,24 @@ from cloze.training.methods.objective import Objective
 from cloze.training.model.pretrained import quiet
 from cloze.training.recipes.recipe import Recipe
 
-DEV, HELD_OUT = "eval_dev_", "eval_held_out_"  # before the names of figures in the log
-TRACKERS = ("wandb", "mlflow")  # the Trainer sends its log there; TensorBoard's is the run folder's own
+DEV, HELD_OUT = "eval_dev_", "eval_held_out_"  # prefixes of the names of figures in the log
+TRACKERS = ("wandb", "mlflow")  # the Trainer sends its log to them; TensorBoard's log is in the run folder
 
 LESS_MEMORY: Final = {"mini_batch_size": "a lower mini_batch_size", "accumulation_steps": "a higher accumulation_steps"}
 
 Figures = Callable[[Objective, Mapping[str, float]], dict[str, float]]
-"""The figures of an evaluation by their names in the log, given those before the first step, if there are any yet.
+"""The figures of an evaluation by their names in the log, given the figures before the first step, empty at first.
 
-All processes call it, and those of the first one count.
+All processes call it, and the figures of the first process count.
 """
 
 
 def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resumed: bool = False) -> TrainingArguments:
-    """A recipe in the Trainer's terms. There is one seed for everything; the last, short batch of an epoch is dropped.
+    """The recipe as the Trainer's arguments. One seed is used for everything. An epoch's last, short batch is dropped.
 
-    `chooser` is the figure in the log that chooses a checkpoint: the highest of dev data, or the lowest loss of rows
-    held out; None without either. Under torchrun each batch is split, so that the processes together see what one would
-    see alone.
+    `chooser` is the figure in the log that chooses a checkpoint: the highest score on dev data, or the lowest loss on
+    held-out rows; None without either. Under torchrun each batch is split, so that all processes together see what a
+    single process would see.
     """
     return TrainingArguments(
         output_dir=str(folder),
@@ -91,7 +91,7 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
 
 
 class ObjectiveTrainer(Trainer):
-    """Trains `objective`; an evaluation asks `figures` for what the log and the choice of a checkpoint need.
+    """Trains `objective`. An evaluation calls `figures` for the log and for the choice of a checkpoint.
 
     The best weights are kept in the file `best`, separate from the checkpoints, which also hold the optimiser's state.
     """
@@ -110,7 +110,7 @@ class ObjectiveTrainer(Trainer):
             model=objective,
             args=arguments,
             train_dataset=corpus,
-            eval_dataset=None if figures is None else (),  # evaluation needs one, but `evaluate` does not read it
+            eval_dataset=None if figures is None else (),  # the Trainer requires one, but `evaluate` does not read it
             data_collator=objective.views,
         )
         self.remove_callback(ProgressCallback)
@@ -130,7 +130,7 @@ class ObjectiveTrainer(Trainer):
             raise RunError(f"{reason}; write {' or '.join(['a lower batch_size', *keys])}") from error
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
-        """Train no step if a resumed run has had all of them: the Trainer would train one before it compares."""
+        """Train nothing if a resumed run has no step left: the Trainer would train one step before it checks."""
         patience = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         out_of_patience = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in patience)
         if out_of_patience or self.state.global_step >= self.state.max_steps:
@@ -156,7 +156,7 @@ class ObjectiveTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         loader: Any = super().get_train_dataloader()
         batches = loader.batch_sampler
-        # accelerate's shard of the batches has no sampler, so a resumed epoch would have the order of the first one
+        # accelerate's shard of the batches has no sampler, so a resumed epoch would have the order of the first epoch
         loader.set_sampler(getattr(batches, "batch_sampler", batches).sampler)
         return loader
 
@@ -199,11 +199,11 @@ class ObjectiveTrainer(Trainer):
         super().log(logs, start_time)
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
-        with quiet():  # it would warn of checkpoints less than a second apart
+        with quiet():  # it would warn about checkpoints less than a second apart
             super()._save_checkpoint(*arguments, **keywords)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save this process's random state, and wait for those of the others: trainer_state.json is written next."""
+        """Save the random state, and wait until every process has saved its own: trainer_state.json is written next."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
 
@@ -219,25 +219,25 @@ class ObjectiveTrainer(Trainer):
             with replacing(self.best) as partial:
                 save_model(self.objective, str(partial), {"step": str(self.state.global_step), "metric": repr(score)})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        if self.state.global_step == 0:  # the Trainer records later steps alone; one of them wins a tie with this one
+        if self.state.global_step == 0:  # the Trainer records only later steps, which win a tie with this one
             worst = -math.inf if self.args.greater_is_better else math.inf
             self.state.best_metric, self.state.best_global_step = math.nextafter(score, worst), 0
         return metrics
 
     def load_best(self) -> None:
-        """Load the best weights if an evaluation chose some; otherwise those of the last step stay.
+        """Load the best weights if an evaluation chose some; otherwise keep those of the last step.
 
-        A killed run may have saved them after its last checkpoint, at an evaluation that came out worse when it was
-        repeated. So it is the file that says whose weights they are.
+        A killed run may have saved the best weights after its last checkpoint, in an evaluation whose score was worse
+        when the resumed run repeated it. So the file itself says which step they are from.
         """
         if self.best and self.best.is_file():
             load_model(self.objective, self.best)
             with safe_open(self.best, "pt") as file:
                 about = file.metadata() or {}
-            if "step" in about:  # it is not in a run that version 0.2 began
+            if "step" in about:  # missing in a run that version 0.2 began
                 self.state.best_global_step, self.state.best_metric = int(about["step"]), float(about["metric"])
 
     def _is_best(self, score: float) -> bool:
-        """Whether it is better than all before; the Trainer records it after the evaluation."""
+        """Whether the score is better than all earlier ones; the Trainer records it after the evaluation."""
         former = self.state.best_metric
         return former is None or (score > former if self.args.greater_is_better else score < former)

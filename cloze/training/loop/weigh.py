@@ -1,4 +1,4 @@
-"""An encoder whose mean has the token weights of a corpus, as a run."""
+"""Write an encoder as a run whose mean pooling weights the tokens by their frequency in a corpus."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.token_weights import TokenWeights
 from cloze.training.run_folder import Run, provenance_of_encoder, with_sources
 
-KEPT: Final = ("parent", "recipe", "data", "commit", "seeds", "rows", "versions")  # of a run's provenance
-ROWS: Final = 1024  # of the corpus, tokenised together
+KEPT: Final = ("parent", "recipe", "data", "commit", "seeds", "rows", "versions")  # keys of a run's provenance
+ROWS: Final = 1024  # rows of the corpus that are tokenised together
 
 
 def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], smoothing: float) -> None:
-    """Write the run `out`: a run, a bundle or an encoder with token weights that the texts of `paths` decide.
+    """Write the run `out`: the run, bundle or encoder `model` with token weights computed from the texts of `paths`.
 
     Raises RunError, CorpusError, EncoderError, BundleError.
     """
@@ -35,7 +35,7 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     special = encoder.text_encoder.special.ids
     encoder.token_weights = TokenWeights.of_counts(_counts(encoder, corpus), smoothing, special)
     former: dict[str, Any] = Run(Path(model)).provenance() if kind == "run" else provenance_of_encoder(model)
-    # without its scores, which are those of other vectors
+    # without the scores, which were computed with other vectors
     provenance: dict[str, Any] = {name: former[name] for name in KEPT if name in former}
     weights = {"smoothing": smoothing, "corpus": list(paths), "columns": list(columns)}
     provenance["recipe"] |= {"token_weights": weights}
@@ -45,7 +45,7 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
 
 
 def _encoder(source: str) -> SentenceEncoder:
-    """An encoder that is neither run nor bundle, read as it says itself; a bare one is read as a mean."""
+    """An encoder that is neither a run nor a bundle, with its own embedding configuration; without one, a mean."""
     if saved_config(Path(encoder_folder(source))) is not None:
         return SentenceEncoder.load(source)
     if not of_library(source):

@@ -1,4 +1,4 @@
-"""The training methods: a module for each, which has the method's name, with one objective."""
+"""The training methods. Each has a module of its name, with one objective."""
 
 from importlib import import_module
 
@@ -6,7 +6,7 @@ from cloze.training.methods.objective import Objective
 
 
 def objective_of(method: str) -> type[Objective]:
-    """The class that trains by a method, of the names that recipes give."""
+    """The objective class of a method, by the name that recipes use."""
     module = import_module(f"{__name__}.{method}")
     (objective,) = (
         member

@@ -1,7 +1,7 @@
-"""What contrastive methods share: passes over views, then a loss over all rows; a head between them, and a guide.
+"""What contrastive methods share: passes over views, a head, a loss over all rows, and a guide.
 
-Passes and loss are separate because they scale differently. A pass works row by row and may run in chunks whose
-activations are thrown away (GradCache). `loss` sees the vectors of all rows, and of all processes.
+Passes and loss are separate because they scale differently. A pass works row by row, and may run in chunks and discard
+their activations (GradCache). `loss` sees the vectors of all rows and of all processes.
 """
 
 from abc import abstractmethod
@@ -30,13 +30,13 @@ from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.views import Pass, View, encode_trimmed
 from cloze.training.recipes.methods import BatchRecipe, PairsRecipe
 
-TEXTS: Final = 4096  # embedded at once: enough that the texts of a batch have similar lengths
+TEXTS: Final = 4096  # embedded at once: enough for batches of texts of similar length
 
 VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
 
 
 def loss_head(encoder: SentenceEncoder, recipe: PairsRecipe) -> nn.Module:
-    """A tanh head for training only; or, with the recipe's `kept_head`, nothing: that head is in the encoder."""
+    """A tanh head for training only; with the recipe's `kept_head` an identity, because that head is in the encoder."""
     if recipe.kept_head is None:
         return projection(encoder)
     if encoder.head is None:
@@ -54,7 +54,7 @@ def projection(encoder: SentenceEncoder) -> ProjectionHead:
 
 
 def transform(encoder: SentenceEncoder, source: str) -> ProjectionHead:
-    """A head that begins as the layers of `source`'s masked-word head before its output matrix. Raises EncoderError."""
+    """A head initialised with the masked-word head of `source`, without its output matrix. Raises EncoderError."""
     head, masked = ProjectionHead("transform", encoder.backbone.config), MaskedHead.load(source)
     head.load_state_dict(nn.Sequential(masked.dense, masked.activation, masked.norm).state_dict())
     return head
@@ -69,9 +69,9 @@ class Guide:
 
     @classmethod
     def load(cls, source: str, compiled: bool = False) -> Self:
-        """A run, a bundle (its most exact graph), an encoder's folder or a hub name. Raises ClozeError.
+        """Load a run, a bundle (its most exact graph), an encoder's folder or a hub name. Raises ClozeError.
 
-        An encoder that has no embedding configuration of its own is read by mean pooling, without a template.
+        For an encoder without an embedding configuration, mean pooling without a template is used.
         """
         return cls(read_by_itself(source, compiled))
 
@@ -83,7 +83,7 @@ class Guide:
     def read(self, texts: Iterable[str]) -> None:
         """Embed all texts that training will ask for, with a progress bar.
 
-        A vector depends a little on the texts that it is computed with. They are the same in a run that is resumed.
+        A vector depends slightly on the other texts of its batch. A resumed run has the same batches.
         """
         distinct = list(dict.fromkeys(texts))
         with bar(total=len(distinct), desc="guide", unit=" texts") as shown:
@@ -114,7 +114,7 @@ class BatchObjective(Objective):
             )
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
-        """The views with what a step draws at random before its passes (masked words, dropout rates)."""
+        """The views, with what a step draws at random before its passes added (masked words, dropout rates)."""
         return views
 
     def encode(self, name: str, view: View) -> Tensor:
@@ -122,15 +122,15 @@ class BatchObjective(Objective):
         return self.encoder.vectors(view, self.text_encoder)  # (n, d)
 
     def passes(self) -> dict[str, Pass]:
-        """The passes over every view, by the argument of `loss` that takes their results."""
+        """The passes over every view, by the name of the `loss` argument that takes their results."""
         return {"vectors": self.encode}
 
     @abstractmethod
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        """The results of each pass by view, all n rows of each -> what `forward` returns. Heads are applied here."""
+        """Each pass's results by view, with all n rows -> the output of `forward`. Heads are applied here."""
 
     def reads(self, name: str) -> Hashable:
-        """How the passes read a view: equal for views that one pass may read together."""
+        """A key that is equal for views that may be encoded together in one pass."""
         return None
 
     def forward(self, **views: View) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class BatchObjective(Objective):
         return self.loss(views=views, **results)
 
     def _results(self, run: Pass, views: Mapping[str, View]) -> dict[str, Tensor]:
-        """The results of a pass by view. k views of one shape that are read alike are one pass over k·n rows."""
+        """The results of a pass by view. k views of one shape with equal `reads` are one pass over k·n rows."""
         alike: dict[Hashable, list[str]] = {}
         for name, view in views.items():
             shapes = tuple((key, tensor.shape) for key, tensor in view.items())
@@ -152,7 +152,7 @@ class BatchObjective(Objective):
         return {name: results[name] for name in views}
 
     def joined(self, *vectors: Tensor) -> tuple[Tensor, ...]:
-        """Vectors (n, ..., d) of all processes, before the head, in fp32 because the gather's gradient is a sum."""
+        """Gather vectors (n, ..., d) of all processes, before the head, in fp32: the gather's gradient is a sum."""
         return gather(*(tensor.float() for tensor in vectors))
 
     def headed(self, *vectors: Tensor) -> tuple[Tensor, ...]:
@@ -162,7 +162,8 @@ class BatchObjective(Objective):
     def nested(self, loss: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
         """`loss` of the vectors (n, d), averaged over the recipe's Matryoshka dimensions (arXiv:2205.13147).
 
-        A vector is cut by zeros: the cosine is that of the shorter vector, and the head still sees its own width.
+        The dimensions that are cut off are set to 0: the cosine is that of the shorter vector, and the width of the
+        head's input does not change.
         """
         if not self.recipe.dimensions:
             return loss(*vectors)
@@ -185,14 +186,14 @@ class FromPairs(BatchObjective):
             self.guide.read(text for row in chain(corpus.rows, corpus.held_out) for text in row)
 
     def guided(self, views: dict[str, View], columns: list[tuple[str, ...]]) -> dict[str, View]:
-        """The views with `guide`, the guide's vectors of the texts of each (n, d), if there is a guide."""
+        """If there is a guide, add `guide` to each view: the guide's vectors of its texts, (n, d)."""
         if self.guide is None:
             return views
         texts = columns * 2 if len(columns) == 1 else columns
         return {name: views[name] | {"guide": self.guide(column)} for name, column in zip(views, texts, strict=True)}
 
     def pairs_loss(self, vectors: Iterable[Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        """`loss`, of vectors (n, d) of each view, and `left_out`: the share of comparisons that the guide removed."""
+        """`loss` of each view's vectors (n, d), and `left_out`: the share of comparisons that the guide removed."""
         if self.guide is None:
             return {"loss": self.nested(self._contrast, *self.joined(*vectors))}
         joined = self.joined(*vectors, *(view["guide"] for view in views.values()))

@@ -1,10 +1,12 @@
-"""DiffCSE (arXiv:2204.10298): SimCSE, and a vector that helps to find what was edited in its sentence.
+"""DiffCSE (arXiv:2204.10298): SimCSE, with sentence vectors that also help to find edits of the sentence.
 
-A fixed generator edits the sentence. A discriminator that sees the original's vector in place of [CLS] finds the edits,
-and its gradient reaches the encoder through that vector. Both, and the projector, are used in training only.
+A fixed generator edits the sentence. A discriminator finds the edits with the help of the original's vector, which it
+sees in place of [CLS]. Its gradient reaches the encoder through that vector. Generator, discriminator and projector are
+used in training only.
 
-Keys give the variants of Tables 3, 5 and 15: without contrast, the next sentence instead of the same one, words to
-guess instead of edits to find, a projector without BatchNorm, and edited sentences as further positives or negatives.
+The recipe's keys select the variants of Tables 3, 5 and 15: without contrast, the next sentence instead of the same
+one, words to guess instead of edits to find, a projector without BatchNorm, and edited sentences as further positives
+or negatives.
 """
 
 import math
@@ -44,7 +46,7 @@ class ConditionalTask(nn.Module, ABC):
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = deepcopy(backbone)
-        self._condition: Tensor | None = None  # of the pass that runs
+        self._condition: Tensor | None = None  # of the current pass
         self.backbone.get_submodule("embeddings").register_forward_hook(self._insert)  # once: a compiled pass keeps it
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, condition: Tensor) -> Tensor:
@@ -63,7 +65,7 @@ class ConditionalTask(nn.Module, ABC):
         return together.chunk(len(views))
 
     def _insert(self, _module: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:  # (n, L, d)
-        """Put the condition behind the embeddings' sum, layer norm and dropout: it has no position and no type."""
+        """Insert the condition after the embeddings' sum, layer norm and dropout: it has no position and no type."""
         if self._condition is None:
             return embedded
         return torch.cat([self._condition.unsqueeze(1).to(embedded.dtype), embedded[:, 1:]], dim=1)
@@ -106,10 +108,10 @@ class Discriminator(ConditionalTask):
 
 
 class WordGuesser(ConditionalTask):
-    """A score per word of the vocabulary at the tokens that have a label, which is the word to guess.
+    """A score per word of the vocabulary at each token with a label. The label is the word to guess.
 
-    With `copies` the sentence is an edited one, and a token may also be kept as it is. The loss is the mean over the
-    tokens of all processes.
+    With `copies` the sentence is an edited one, and a token can also be copied. The loss is the mean over the tokens of
+    all processes.
     """
 
     def __init__(self, backbone: PreTrainedModel, head: MaskedHead, copies: bool) -> None:
@@ -197,7 +199,7 @@ class DiffCSE(BatchObjective):
         }
 
     def _edits(self, views: dict[str, View]) -> list[Edited]:
-        """The edited sentences of both views, in one pass if they are made in the same way of the same sentences."""
+        """The edited sentences of both views, made in one pass if the kind of edit and the sentences are the same."""
         texts, sentences = views[VIEWS[0]], EDITED[self.recipe.edited]  # both views have the same tensors
         kinds = [self._kind() for _ in VIEWS]
         tokens = {"same": (texts["input_ids"], texts["attention_mask"])}

@@ -1,7 +1,7 @@
-"""Distillation: match the sentence vectors of one teacher, or of several that saw the texts beforehand.
+"""Distillation: match the sentence vectors of one teacher, or of several that embedded the texts beforehand.
 
-The teacher may be the encoder itself, as it is served: then the student learns to give the same vectors in another
-template or by another pooling, such as at [MASK] (the recipe `mask`).
+The teacher may be the encoder itself, as it is served. Then the student learns to give the same vectors with another
+template or another pooling, such as [MASK] (the recipe `mask`).
 
 The loss is 5 x (1 - cosine with the teacher's vector of the same text) + KL divergence between the teacher's and the
 student's distributions of similarity over the batch. An ensemble teaches better than each of its members
@@ -35,11 +35,11 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import DistillRecipe
 
-COSINE_WEIGHT: Final = 5.0  # of the loss, beside a divergence of weight 1
+COSINE_WEIGHT: Final = 5.0  # in the loss; the divergence has the weight 1
 
 
 class Distill(Objective):
-    """The student has no dropout. Each text is embedded once: by teachers beforehand, or by one teacher in `begin`."""
+    """The student has no dropout. Teachers embed each text once: several beforehand, or a single one in `begin`."""
 
     recipe: DistillRecipe
 
@@ -54,7 +54,7 @@ class Distill(Objective):
         train_on_cpu(encoder.backbone)
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
-        """Check that each text has a vector of every teacher, or embed it with the one teacher. Raises CorpusError."""
+        """Check that every text has its teacher vectors, or embed all with the one teacher. Raises CorpusError."""
         count = len(corpus) + len(corpus.held_out)
         if self._teacher is None:
             assert self._taught is not None, "there are vectors or a teacher. This is a bug."
@@ -80,7 +80,7 @@ class Distill(Objective):
     def forward(self, student: View) -> dict[str, Tensor]:
         self.encoder.eval()
         vectors = encode_trimmed(lambda part: self.encoder.vectors(part, self.text_encoder), student)  # (n, d)
-        vectors, targets = gather(vectors, student["target"])  # the batch is that of all processes
+        vectors, targets = gather(vectors, student["target"])  # the batch of all processes
         distance = cosine_distance(vectors, targets)
         divergence = similarity_divergence(vectors, targets, self.recipe.temperature)
         loss = COSINE_WEIGHT * distance + divergence
@@ -88,7 +88,7 @@ class Distill(Objective):
 
 
 def _teacher(recipe: DistillRecipe) -> Embed:
-    """What embeds: an encoder as it is served by itself, or as the keys of the recipe say. Raises ClozeError."""
+    """The teacher: an encoder as it is served by itself, or as the recipe's keys configure it. Raises ClozeError."""
     source = recipe.teacher or recipe.encoder
     keys = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
     config = {key: value for key, value in keys.items() if value is not None}
@@ -104,7 +104,7 @@ def _teacher(recipe: DistillRecipe) -> Embed:
 
 
 def _warn_of_own_config(recipe: DistillRecipe) -> None:
-    """Say that the encoder has nothing to learn if its own template, pooling and final period are the recipe's."""
+    """Warn if the encoder's own template, pooling and final period are the recipe's: then it has nothing to learn."""
     if keeps_own_config(recipe.encoder, recipe):
         console.print(
             f"warning: {recipe.encoder} already has this template and pooling, so there is nothing to learn; give "
@@ -113,22 +113,22 @@ def _warn_of_own_config(recipe: DistillRecipe) -> None:
 
 
 def _parts(corpus: Corpus) -> Iterator[Sequence[str]]:
-    """The texts of a corpus; those held out are the last."""
+    """The texts of a corpus, held-out texts last."""
     return parts(text for (text,) in chain(corpus.rows, corpus.held_out))
 
 
 def _read(recipe: DistillRecipe) -> TeacherVectors:
-    """The vectors that all teachers gave beforehand. Raises CorpusError."""
+    """The vectors that the teachers computed beforehand. Raises CorpusError."""
     column = recipe.columns[0] if recipe.columns else "text"
     weights = recipe.teacher_weights or (1.0,) * len(recipe.teacher_vectors)
     return TeacherVectors.read(recipe.teacher_vectors, weights, column)
 
 
 def _fitting(taught: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1) -> TeacherVectors:
-    """The vectors in the student's width.
+    """The teachers' vectors with the student's width.
 
-    One teacher's vectors of this width stay as they are. Others are projected to their principal axes, so that their
-    products change least, and turned to the student's own vectors of some texts (orthogonal Procrustes).
+    A single teacher's vectors of this width stay as they are. Others are projected to their principal axes, so that
+    their products change least, and rotated towards the student's own vectors of some texts (orthogonal Procrustes).
     """
     width = encoder.dimension
     if teachers > 1 or taught.vectors.shape[1] != width:

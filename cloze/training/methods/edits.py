@@ -23,7 +23,7 @@ from cloze.training.recipes.methods import EditKind, Guessing
 class Edited(NamedTuple):
     """A batch of edited sentences, all (n, L). `labels` are 1 where the discriminator should find an edit.
 
-    For a discriminator that guesses words they are the words' ids, and -100 where it guesses none.
+    For a discriminator that guesses words they are the ids of the words, and -100 where there is nothing to guess.
     """
 
     input_ids: Tensor
@@ -34,8 +34,8 @@ class Edited(NamedTuple):
 class Editor:
     """Edits batches of token ids with a frozen language model whose dropout is on, for more variety.
 
-    `best` takes its likeliest word at every position, masked or not; `sampled` draws a word at each masked position.
-    The model is not a submodule of anything, so it is not in a checkpoint.
+    `best` takes the model's likeliest word at every position, masked or not; `sampled` draws a word at each masked
+    position. The model is not a submodule of anything, so it is not in a checkpoint.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Editor:
     def load(
         cls, source: str | None, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing = "best"
     ) -> Self:
-        """Load the masked language model in `source`, which needs the tokenizer's vocabulary; None: delete and mask.
+        """Load the masked language model in `source`; it needs the tokenizer's vocabulary. None: only delete and mask.
 
         Raises EncoderError if the vocabulary differs, or if there is no masked-word head.
         """
@@ -75,12 +75,12 @@ class Editor:
         return edits[kind](input_ids, attention_mask)
 
     def mask(self, input_ids: Tensor, attention_mask: Tensor) -> Edited:
-        """Sentences (n, L) -> the same sentences with words masked, which are the labels."""
+        """Sentences (n, L) -> the same sentences with words masked. The labels are these words."""
         masked, chosen = self._mask(input_ids)
         return Edited(masked, attention_mask, input_ids.where(chosen, -100))
 
     def correct(self, input_ids: Tensor, attention_mask: Tensor) -> Edited:
-        """Sentences (n, L) -> the same sentences with words replaced. All their tokens but [CLS] are the labels."""
+        """Sentences (n, L) -> the same sentences with words replaced. The labels are all original tokens but [CLS]."""
         edited = self.edit("replace", input_ids, attention_mask)
         answers = input_ids.where(attention_mask.bool(), -100)
         answers[:, 0] = -100
@@ -112,13 +112,13 @@ class Editor:
         return Edited(self._guess(edited, attention, labels.bool()), attention, labels)
 
     def _delete(self, ids: Tensor, attention: Tensor) -> Edited:
-        """Label 1 for a token, [SEP] too, before which a token was deleted."""
+        """Label 1 for a token (or [SEP]) if the token before it was deleted."""
         text = maskable_tokens(ids, self.tokenizer)
         gone = _choose(text, self.share * text.sum(1))
         return Edited(*self._close(attention.bool() & ~gone, ids, gone.roll(1, dims=1).long()))
 
     def _guess(self, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
-        """Ids with the generator's words at `places`, never [PAD]: RoBERTa counts positions by it."""
+        """Ids with the generator's words at `places`. They are never [PAD], because RoBERTa counts positions by it."""
         assert self.generator is not None, "an editor without a generator only deletes. This is a bug."
         generator, guessed = self.generator.to(ids.device), ids.clone()
         for rows, part in trimmed(
@@ -129,7 +129,7 @@ class Editor:
         return guessed
 
     def _choose_words(self, scores: Tensor, ids: Tensor, places: Tensor) -> Tensor:
-        """Scores (n, L, V) of each position -> ids (n, L) with the likeliest or drawn words at `places`."""
+        """Scores (n, L, V) -> ids (n, L) with the likeliest or drawn words at `places`."""
         scores = scores[..., : len(self.tokenizer)]  # an embedding table may have more rows than words
         scores[..., self.tokenizer.pad_token_id] = -torch.inf  # in place: a copy would take hundreds of megabytes
         if self.guessing == "best":

@@ -1,8 +1,8 @@
 """Vectors of all processes, with gradient: the in-batch negatives of a run under torchrun.
 
-Every process computes the loss of the joined batch. The backward pass of the gather sums the gradients of all processes
-for a shard, and DistributedDataParallel averages over processes. So the gradient is that of one process on the joined
-batch, for encoder and heads alike, whatever the loss and the number of processes.
+Every process computes the loss of the joined batch. For each shard the backward pass of the gather sums the gradients
+of all processes, and DistributedDataParallel averages over processes. So the gradient of encoder and heads is the one
+that a single process would compute on the joined batch, whatever the loss and the number of processes.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ def wait() -> None:
 def gather(*rows: Tensor) -> tuple[Tensor, ...]:
     """Rows (n, ...) of this process -> rows (processes x n, ...) in the order of ranks; unchanged if there is one.
 
-    All tensors of one dtype go in one collective, and another one in the backward pass.
+    All tensors of one dtype share one collective in the forward pass and one in the backward pass.
     """
     if not many():
         return rows
     gathered = dict[int, Tensor]()
-    for dtype in dict.fromkeys(tensor.dtype for tensor in rows):  # a set would have another order in each process
+    for dtype in dict.fromkeys(tensor.dtype for tensor in rows):  # a set could have another order in each process
         places = [place for place, tensor in enumerate(rows) if tensor.dtype == dtype]
         joined = _Gather.apply(*(rows[place] for place in places))  # type: ignore[no-untyped-call]  # torch types none
         gathered |= zip(places, joined, strict=True)
@@ -54,9 +54,9 @@ def own(rows: Tensor) -> Tensor:
 
 
 def of_first(draw: Tensor, device: torch.device) -> Tensor:
-    """What the first process drew, on the device of the model, where a step has one draw for all rows.
+    """What the first process drew, on the device of the model, for a step with one draw for all rows.
 
-    All processes have to call it.
+    All processes must call it.
     """
     if many():
         draw = draw.to(device)
@@ -71,9 +71,9 @@ def totals(*numbers: Tensor) -> tuple[Tensor, ...]:
 
 
 def shared(embed: Embed) -> Embed:
-    """`embed` for all processes together: each embeds every n-th text, and all get all vectors.
+    """`embed` for n processes together: each embeds every n-th text, and all get all vectors.
 
-    All have to call it, with the same texts.
+    All processes must call it with the same texts.
     """
     rank, processes = rank_and_count()
 
@@ -99,7 +99,7 @@ def average_gradients(module: torch.nn.Module) -> None:
 
 
 class _Gather(torch.autograd.Function):
-    """Tensors of one dtype, laid side by side in one buffer."""
+    """Gathers tensors of one dtype, side by side in one buffer."""
 
     @staticmethod
     def forward(context: Any, *rows: Tensor) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""Rows of the corpus that are not trained on: the method's loss on them chooses the checkpoint where no dev data does.
+"""Rows of the corpus that are held out: without dev data, the method's loss on them chooses the checkpoint.
 
-Dropout is on, as in training, because it is what tells the two views of a single text apart. Every evaluation draws the
-same dropout, masked words and edits, and leaves the random state and the statistics of training as they were.
+Dropout is on, as in training, because the two views of a single text differ only by dropout. Every evaluation draws the
+same dropout, masked words and edits. It leaves the random state and BatchNorm's statistics as they were.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,22 +18,22 @@ from cloze.training.evaluation.measures import alignment, uniformity
 from cloze.training.methods.gather import rank_and_count
 from cloze.training.methods.objective import Objective
 
-SPREAD_ROWS: Final = 1000  # at most, whose alignment and uniformity are computed: uniformity compares every two
+SPREAD_ROWS: Final = 1000  # at most, for alignment and uniformity: uniformity compares every pair of rows
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows, and the seed of what an evaluation draws."""
+    """The held-out rows, and the seed for what an evaluation draws."""
 
     rows: Sequence[Row]
     seed: int
 
     @torch.no_grad()
     def figures(self, objective: Objective) -> dict[str, float]:
-        """`loss`: the method's contrastive loss, or its loss if it has none; the mean of equal batches.
+        """`loss`: the mean over equal batches of the method's contrastive loss, or of its whole loss if it has none.
 
-        For a contrastive method also `alignment` and `uniformity` of the served vectors, for another one the parts of
-        its loss. Under torchrun all processes have to call this, and the loss is that of their joined batches.
+        For a contrastive method also `alignment` and `uniformity` of the served vectors, for other methods the parts of
+        the loss. Under torchrun all processes must call this, and the loss is computed on their joined batches.
         """
         rank, _ = rank_and_count()
         with _undisturbed(objective):
@@ -46,7 +46,7 @@ class HeldOut:
         return figures
 
     def _batches(self, objective: Objective) -> Iterator[Sequence[Row]]:
-        """This process's rows of each batch. Batches are as large as those of training, if there are enough rows."""
+        """This process's rows of each batch. Batches are as large as in training, if there are enough rows."""
         (rank, count), recipe = rank_and_count(), objective.recipe
         own = min(recipe.batch_size // recipe.parts, len(self.rows)) // count
         size = own * count
@@ -56,7 +56,7 @@ class HeldOut:
     def _spread(self, objective: Objective) -> dict[str, float]:
         """Positives are the first two of the recipe's columns, or a text without and with dropout.
 
-        Of two columns, the first is in the template of queries and the second in that of documents.
+        With two columns, the first is embedded with the template of queries, the second with that of documents.
         """
         encoder, columns = objective.encoder, list(zip(*self.rows[:SPREAD_ROWS], strict=True))
         if len(objective.recipe.columns) > 1:
@@ -79,7 +79,7 @@ def _losses(objective: Objective, rows: Sequence[Row]) -> dict[str, float]:
 
 @contextmanager
 def _undisturbed(objective: Objective) -> Iterator[None]:
-    """Training mode within the context; afterwards the mode, the buffers and the random states are those before."""
+    """Training mode within the context. Afterwards the mode, the buffers and the random states are restored."""
     device, was_training = objective.encoder.device, objective.training
     buffers = {name: buffer.clone() for name, buffer in objective.named_buffers()}  # such as BatchNorm's statistics
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROUNDING: Final = 1e-6  # of a cosine in fp32
+ROUNDING: Final = 1e-6  # rounding error of a cosine in fp32
 
 
 def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
@@ -28,13 +28,13 @@ def info_nce(
     negative_weight: float = 0.0,
     left_out: Tensor | None = None,
 ) -> Tensor:
-    """-log of the softmax of row i's own positive among all positives and hard negatives, averaged; all (n, d).
+    """Mean over rows i of -log softmax of row i's own positive among all positives and hard negatives; all (n, d).
 
-    With k hard negatives a row, `negatives` is (k·n, d): the first of each row, then the second of each, and so on.
+    With k hard negatives per row, `negatives` is (k·n, d): the first of each row, then the second of each, and so on.
 
     SimCSE equations 1 and 5 (arXiv:2104.08821), PromptBERT equation 4 (arXiv:2201.04337): one direction only.
     `negative_weight` is added to the logit of a row's own hard negative: the paper's alpha is its exponential.
-    `left_out`, (n, n) or (n, n + k·n), is True for what a row is not compared with.
+    `left_out`, (n, n) or (n, n + k·n), is True where a row is not compared with a column's text.
     """
     logits = cosine_matrix(anchors, positives) / temperature  # (n, n)
     own = torch.arange(len(logits), device=logits.device)
@@ -53,12 +53,12 @@ def unit_rows(rows: Tensor) -> Tensor:
 
 
 def false_negatives(anchors: Tensor, positives: Tensor, margin: float, negatives: Tensor | None = None) -> Tensor:
-    """Which texts of a batch a guide takes for positives: GISTEmbed (arXiv:2402.16829).
+    """Which negatives of a batch are positives according to a guide: GISTEmbed (arXiv:2402.16829).
 
-    True for each negative of a row whose cosine with the anchor is that of its positive less `margin`, or higher:
-    (n, n + k·n) for a guide's vectors of the rows, (n, d), and of their hard negatives, (k·n, d): the columns are those
-    of `info_nce`. The paper has no margin, and its loss also compares texts within a column. A text that equals the
-    positive counts as a false negative, whatever rounding does to its cosine.
+    The arguments are the guide's vectors of the rows, (n, d), and of their hard negatives, (k·n, d). The result is
+    (n, n + k·n), with the columns of `info_nce`. It is True for a negative whose cosine with the anchor is at least the
+    positive's cosine minus `margin`. The paper has no margin, and its loss also compares texts within a column. A text
+    that equals the positive counts as a false negative, whatever rounding does to its cosine.
     """
     candidates = positives if negatives is None else torch.cat([positives, negatives])
     cosines = cosine_matrix(anchors, candidates)
@@ -69,8 +69,8 @@ def false_negatives(anchors: Tensor, positives: Tensor, margin: float, negatives
 def two_sided(sentences: Tensor, views: Tensor, temperature: float) -> Tensor:
     """Self-guided contrastive learning (arXiv:2106.07345): sentence vectors against views of a frozen encoder.
 
-    L_base, section 3.1: NT-Xent. Each of the 2b vectors picks its partner among the 2b - 1 others; both (b, d). The
-    losses after it are the same paper's.
+    L_base, section 3.1: NT-Xent. Each of the 2b vectors picks its partner among the 2b - 1 others; both (b, d).
+    `opt1`, `opt3` and `parameter_drift` are from the same paper.
     """
     everyone = torch.cat([sentences, views])  # (2b, d)
     partner = torch.arange(len(everyone), device=everyone.device).roll(len(sentences))
@@ -119,8 +119,8 @@ def _without_self(logits: Tensor) -> Tensor:
 def cosent(similarities: Tensor, scores: Tensor, scale: float) -> Tensor:
     """log(1 + sum of exp(scale (s_j - s_i)) over all i, j where pair i has a higher score than pair j); both (n).
 
-    CoSENT (Huang et al., 2024, doi:10.1109/TASLP.2024.3402087). Equal scores are not compared, so a batch in which all
-    are equal costs 0.
+    CoSENT (Huang et al., 2024, doi:10.1109/TASLP.2024.3402087). Pairs with equal scores are not compared, so a batch
+    of equal scores has a loss of 0.
     """
     gaps = scale * (similarities.unsqueeze(0) - similarities.unsqueeze(1))  # (n, n): s_j - s_i in row i, column j
     compared = gaps[scores.unsqueeze(1) > scores.unsqueeze(0)]
@@ -159,7 +159,7 @@ def edit_detection(scores: Tensor, edited: Tensor) -> Tensor:
     """Cross entropy of scores (..., 2) with labels (...), 0 kept and 1 edited: the detection loss of DiffCSE section 3.
 
     This is the mean over all positions, padding included, as in the authors' code. The paper (arXiv:2204.10298) writes
-    a sum, but its weight of 0.005 is that of the mean.
+    a sum, but its weight of 0.005 applies to the mean.
     """
     return F.cross_entropy(scores.float().flatten(0, -2), edited.flatten())
 
@@ -169,8 +169,8 @@ def corrected_words(scores: Tensor, copied: Tensor, edited_words: Tensor, answer
 
     A token is copied with the probability sigmoid(copied), (m), and otherwise drawn from the softmax of its scores
     (m, vocabulary). This is the copy mechanism of ELECTRA's all-tokens MLM (arXiv:2003.10555 section 3.4), which
-    COCO-LM's corrective language modelling (arXiv:2102.08473) starts from. DiffCSE Table 3 (arXiv:2204.10298) names the
-    task and does not say more.
+    COCO-LM's corrective language modelling (arXiv:2102.08473) starts from. DiffCSE Table 3 (arXiv:2204.10298) only
+    names the task.
     """
     log_drawn = F.logsigmoid(-copied) - F.cross_entropy(scores, answers, reduction="none")
     log_either = torch.logaddexp(F.logsigmoid(copied), log_drawn)

@@ -1,7 +1,7 @@
 """Masked language modelling (arXiv:1810.04805 section 3.1, without next sentences): guess the hidden words.
 
-Gives an encoder the masked-word head that prompt methods, template search and DiffCSE's generator need, or trains both
-from scratch. PromptBERT A.2 compares a tied head with an untied one.
+This trains the masked-word head that prompt methods, template search and DiffCSE's generator need, together with the
+encoder, which may start from scratch. PromptBERT A.2 compares a tied head with an untied one.
 """
 
 import copy
@@ -60,11 +60,11 @@ class MLM(Objective):
         scores = self.head(hidden, self.encoder.word_embeddings.weight).float()  # (m, vocabulary)
         right = scores.argmax(-1) == answers
         total_loss, rights, guesses = totals(F.cross_entropy(scores, answers, reduction="sum"), right, chosen)
-        guesses = guesses.clamp(min=1)  # where nothing was chosen the loss is 0, not nan
+        guesses = guesses.clamp(min=1)  # if no token was chosen, the loss is 0, not nan
         return {"loss": total_loss / guesses, "accuracy": (rights / guesses).detach()}
 
     def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
-        """The last layer (m, d) at the chosen tokens, and the tokens themselves: the answers (m)."""
+        """The last layer (m, d) at the chosen tokens, and the answers (m), which are the original tokens."""
         hidden, answers = [], []
         for _, part in trimmed(view, tokenwise=["answers"]):
             chosen = part["answers"] >= 0

@@ -22,7 +22,7 @@ from cloze.training.recipes.recipe import Recipe
 class Objective(nn.Module, ABC):
     """Base class of the methods. A subclass writes `views` and `forward`."""
 
-    contrastive: ClassVar[bool] = False  # whether its loss draws vectors together and apart
+    contrastive: ClassVar[bool] = False  # whether its loss pulls positives together and pushes negatives apart
 
     recipe: Recipe
 
@@ -33,10 +33,10 @@ class Objective(nn.Module, ABC):
         limit = encoder.config.max_tokens
         if recipe.max_tokens > limit:
             raise RecipeError(f"max_tokens is {recipe.max_tokens}; the encoder has positions for {limit}: lower it")
-        self.text_encoder = encoder.make_text_encoder(recipe.template, recipe.max_tokens)  # a lower limit than its own
+        self.text_encoder = encoder.make_text_encoder(recipe.template, recipe.max_tokens)  # or a lower limit
 
     def models(self) -> Iterator[nn.Module]:
-        """The transformers that a step runs; the key `compile` compiles them."""
+        """The transformers that a step runs; the recipe's key `compile` compiles them."""
         yield self.encoder.backbone
 
     @abstractmethod
@@ -44,9 +44,9 @@ class Objective(nn.Module, ABC):
         """Rows of the corpus -> the token ids that `forward` takes by name."""
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
-        """Do once what depends on the texts alone; `fit` calls it before the first step.
+        """Do once what depends only on the texts; `fit` calls it before the first step.
 
-        What it writes to `folder`, which all processes share, is there when the run is resumed.
+        All processes share `folder`. What `begin` writes there still exists when the run is resumed.
         """
         return
 
@@ -55,7 +55,7 @@ class Objective(nn.Module, ABC):
         """Views by name -> {"loss": scalar with gradient, and detached parts to log by name}."""
 
     def examples(self, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """What a step reads, to be shown: name, token ids (n, L) and attention mask, of views and of what it draws."""
+        """What a step reads, for display: name, token ids (n, L) and attention mask of each view and random draw."""
         for name, view in views.items():
             yield f"view {name}", view["input_ids"], view["attention_mask"]
 

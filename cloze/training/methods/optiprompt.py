@@ -1,4 +1,4 @@
-"""OptiPrompt (arXiv:2104.05240) as in PromptBERT's section 4.2: only the template learns, the backbone is frozen.
+"""OptiPrompt (arXiv:2104.05240) as in PromptBERT's section 4.2: only the template is trained, the backbone is frozen.
 
 Each word of the template is a vector that begins as the word's own embedding. A sentence and itself under another
 dropout mask are positives, as in SimCSE. The vectors are served; the head is used in training only.
@@ -19,10 +19,10 @@ from cloze.training.recipes.methods import OptiPromptRecipe
 
 
 class OptiPrompt(BatchObjective):
-    """Trains one vector per word of the template, and the head, which begins as the masked-word head's transform.
+    """Trains one vector per word of the template, and the head, initialised as the masked-word head's transform.
 
-    The paper's code finds the words by token id, which overwrites such words in the text and misses the opening
-    quote. Here they are found by position.
+    The paper's code finds the template's words by token id. This overwrites the same words in the text and misses the
+    opening quote. Here they are found by position.
     """
 
     recipe: OptiPromptRecipe

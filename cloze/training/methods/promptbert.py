@@ -1,8 +1,8 @@
 """PromptBERT (arXiv:2201.04337 section 4.3): [MASK] vectors of sentences in templates.
 
-Three modes put one sentence into two templates, as in the rows of the paper's Table 8: the `same` template twice, where
-dropout tells the views apart; `different` templates; and `denoised`: different templates, each minus the vector of the
-template alone. `supervised` takes pairs, with or without a hard negative, in one template, denoised.
+Three modes put one sentence into two templates, as in the rows of the paper's Table 8: the `same` template twice, so
+that the views differ only by dropout; `different` templates; and `denoised`: different templates, and the vector of the
+template alone is subtracted. `supervised` takes pairs, with or without a hard negative, in one template, denoised.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,7 +18,7 @@ from cloze.training.recipes.methods import PromptBERTRecipe
 
 
 class PromptBERT(FromPairs):
-    """Equation 4, or with hard negatives SimCSE's equation 5, of vectors that are denoised before the tanh head.
+    """Equation 4, or SimCSE's equation 5 with hard negatives, on vectors that are denoised before the tanh head.
 
     Without supervision, denoising and the projection head are used in training only. With supervision both are served.
     """
@@ -58,7 +58,7 @@ class PromptBERT(FromPairs):
     def _biases(self, views: Mapping[str, View]) -> dict[str, Tensor]:
         """The vectors of each view's template alone, (n, d).
 
-        Texts of one length in one template share a dropout mask, in all columns.
+        Texts of the same length and template share a dropout mask, across all columns.
         """
         biases = dict[str, Tensor]()
         for text_encoder in dict.fromkeys(self.text_encoders.values()):

@@ -1,15 +1,15 @@
-"""Ranking: draw a query's cosines with the documents of a batch to the scores of a judge.
+"""Ranking: bring a query's cosines with the documents of a batch close to the scores of a judge.
 
-The judge knows three things: the cosine that the encoder gave before training, so that what it does well stays as it
-is, or the mean cosine of stronger encoders (`judges`); how well the query's words fit the document (BM25), which a
-small encoder blurs; and the judgements in the corpus:
+The judge's score has three terms. The first is the encoder's own cosine before training, which preserves what it does
+well, or the mean cosine of stronger encoders (`judges`). The second is BM25: how well the query's words fit the
+document, which a small encoder blurs. The third is the judgement in the corpus:
 
     judge(q, d) = cosine(q, d) + lexical_weight · s(q) · z(BM25(q, d)) + judged_weight · grade(q, d)
 
 z standardises over all documents, and s(q) is the standard deviation of the query's cosines with them, so that
 lexical_weight has no unit. The loss is the mean over queries of KL(judge || student) between the softmaxes over the
-batch's documents: listwise distillation, as of a cross-encoder in RocketQAv2 (arXiv:2110.07367). A query whose document
-nobody judged, one with the grade 0, learns from the first two terms alone.
+batch's documents: listwise distillation, as from the cross-encoder of RocketQAv2 (arXiv:2110.07367). A query whose
+document was not judged (grade 0) learns from the first two terms alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,23 +39,23 @@ from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import RankingRecipe
 
-DEPTH: Final = 30  # documents that the judge ranks first, of which candidates are drawn
+DEPTH: Final = 30  # candidates are drawn from this many documents that the judge ranks first
 
 EmbedAs: TypeAlias = Callable[[str, Sequence[str]], NDArray[np.float32]]
-"""One of SEARCH_NAMES, and texts that are read as it -> vectors (n, d)."""
+"""One of SEARCH_NAMES, and texts of that kind -> vectors (n, d)."""
 
 
 class Judge:
-    """The documents that are ranked, and their scores for a query.
+    """Scores documents for a query.
 
-    `rows` are those of the corpus: query, document and, perhaps, a grade. The cosines are those of the vectors that
-    `embed` gives of queries and of documents.
+    `rows` are the rows of the corpus: a query, a document and, optionally, a grade. `embed` gives the vectors of
+    queries and documents for the cosines.
     """
 
     def __init__(self, recipe: RankingRecipe, rows: Sequence[Row], embed: EmbedAs) -> None:
         self.recipe = recipe
         collection = read_documents(recipe) if recipe.documents else ()
-        # those of the files first: rounds with the same files share the vectors
+        # the documents of the files first: rounds with the same files share their vectors
         self.documents = list(dict.fromkeys(chain(collection, (row[1] for row in rows))))
         self.places = {text: place for place, text in enumerate(self.documents)}
         self.grades: dict[str, dict[int, float]] = {}
@@ -67,7 +67,7 @@ class Judge:
         self._vectors = dict(zip(self.grades, query_vectors, strict=True))
 
     def scores(self, query: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Of all documents, (m): what cosine and words say, and what the judgements add."""
+        """For all documents, (m): the score from cosine and words, and what the judgements add to it."""
         cosines: NDArray[np.float32] = self._matrix @ self._vectors[query]
         graded = np.zeros_like(cosines)
         grades = self.grades[query]
@@ -100,12 +100,12 @@ class Ranking(Objective):
         self._judge = Judge(self.recipe, [*corpus.rows, *corpus.held_out], embed)
 
     def _judge_of(self, rows: Sequence[Row]) -> Judge:
-        """That of the whole corpus; of these rows alone before `begin`, in a dry run."""
+        """The judge of the whole corpus. Before `begin`, in a dry run: a judge of these rows alone."""
         alone = self.recipe.model_copy(update={"documents": ()})
         return self._judge or Judge(alone, rows, search_embed(self.encoder))
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        """The queries with `judged`, their scores (n, m), and the batch's m documents."""
+        """The queries with `judged`, the judge's scores (n, m), and the batch's m documents."""
         judge = self._judge_of(rows)
         scores = [judge.scores(row[0]) for row in rows]
         places = dict.fromkeys(judge.places[row[1]] for row in rows)
@@ -121,7 +121,7 @@ class Ranking(Objective):
         }
 
     def _random(self, queries: Sequence[str]) -> np.random.Generator:
-        """For the draws of one batch: torch's own generator is ahead by a batch when a run is stopped."""
+        """The generator for the draws of one batch. torch's own is one batch ahead when a run is stopped."""
         digest = blake2b("\0".join(queries).encode(), digest_size=16).digest()
         return np.random.default_rng([self.recipe.seed, *digest])
 
@@ -134,12 +134,12 @@ class Ranking(Objective):
 
 
 def read_documents(recipe: RankingRecipe) -> list[str]:
-    """The further documents that are ranked. Raises CorpusError."""
+    """The additional documents that are ranked. Raises CorpusError."""
     return [text for (text,) in read_corpus(recipe.documents, recipe.columns[1:2]).rows]
 
 
 def search_embed(encoder: SentenceEncoder | GraphEncoder, compiled: bool = False) -> EmbedAs:
-    """What embeds with an encoder in its named templates, as a search does."""
+    """A function that embeds with an encoder's named templates, as a search does."""
     embeds = {name: embed_of(encoder.named(name), compiled) for name in SEARCH_NAMES}
     return lambda name, texts: embeds[name](texts)
 

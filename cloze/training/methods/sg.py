@@ -1,7 +1,7 @@
 """SG and SG-OPT (arXiv:2106.07345): the hidden layers of a frozen copy guide the [CLS] vector of the tuned encoder.
 
-One column is the paper's method. A second column is a back-translation of the first. It goes to the frozen copy
-(BT + SG-OPT), or to the tuned encoder itself (BT) if `positives` is "translation".
+One column is the paper's method. A second column is a back-translation of the first. The frozen copy encodes it
+(BT + SG-OPT), or the tuned encoder itself (BT) if `positives` is "translation".
 """
 
 import copy
@@ -21,11 +21,11 @@ from cloze.training.recipes.methods import SGRecipe
 
 
 class SG(BatchObjective):
-    """L_base of section 3.1, or L_opt1 to L_opt3 of section 3.2, and the distance from the frozen copy.
+    """L_base of section 3.1, or L_opt1 to L_opt3 of section 3.2, plus the distance from the frozen copy.
 
     The copy is the encoder that the recipe names, in evaluation mode, and is not in a checkpoint. It shares the
-    embeddings with the tuned encoder, where they do not change. opt3 takes all layers; the others draw one per
-    sentence and step.
+    embeddings, which are not trained, with the tuned encoder. opt3 takes all layers; the others draw one per sentence
+    and step.
     """
 
     recipe: SGRecipe
@@ -37,10 +37,10 @@ class SG(BatchObjective):
             raise RecipeError(
                 f"first_layer is {recipe.first_layer}; the encoder's layers are 0, its embeddings, to {depth}: lower it"
             )
-        self._layers = depth + 1 - recipe.first_layer  # that may guide
+        self._layers = depth + 1 - recipe.first_layer  # number of layers that may guide
         encoder.backbone.embeddings.requires_grad_(False)
         untrained = {id(weight): weight for weight in encoder.backbone.parameters() if not weight.requires_grad}
-        frozen = copy.deepcopy(encoder.backbone, untrained).eval()  # these are shared, on whatever device they are
+        frozen = copy.deepcopy(encoder.backbone, untrained).eval()  # `untrained` is shared, whatever its device
         self._frozen = (frozen.requires_grad_(False),)  # in a tuple, so that it is not a submodule
         self.head = _head(encoder, recipe.head_width) if recipe.head_width else nn.Identity()
 
@@ -72,7 +72,7 @@ class SG(BatchObjective):
 
     @torch.no_grad()
     def _guides(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Every layer of the frozen copy pooled over all attended tokens, [CLS] and [SEP] among them."""
+        """Every layer of the frozen copy, pooled over all attended tokens, [CLS] and [SEP] included."""
         frozen = self._frozen[0].to(input_ids.device)
         states = frozen(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
         mode = self.recipe.guide_pooling
@@ -90,7 +90,7 @@ class SG(BatchObjective):
         return {"loss": loss, "contrast": contrast.detach(), "drift": drift.detach()}
 
     def _trained(self, frozen: nn.Module) -> list[tuple[Tensor, Tensor]]:
-        """Each weight that is trained, and what it was."""
+        """Each trained weight, and its value before training."""
         pairs = zip(self.encoder.backbone.parameters(), frozen.parameters(), strict=True)
         return [(weight, before) for weight, before in pairs if weight.requires_grad]
 

@@ -44,7 +44,7 @@ class MaskedWordLoss(nn.Module):
         return view | {"masked_ids": masked, "answers": ids.where(chosen, -100)}
 
     def forward(self, view: View) -> Tensor:
-        """A drawn view -> the cross entropies of each row's masked words, summed: (n)."""
+        """A view with `draw` applied -> the sum of the cross entropies of each row's masked words, (n)."""
         (encoder,) = self._encoder
         chosen = view["answers"] >= 0
         hidden = encoder.hidden(view["masked_ids"], view["attention_mask"])[chosen]  # (m, d)
@@ -53,7 +53,7 @@ class MaskedWordLoss(nn.Module):
         return losses.new_zeros(len(chosen)).index_add(0, chosen.nonzero()[:, 0], losses)
 
     def mean(self, sums: Mapping[str, Tensor], views: Mapping[str, View]) -> Tensor:
-        """What `forward` gave for each view -> the mean over the masked words of all views and processes."""
+        """The results of `forward` by view -> the mean over the masked words of all views and processes."""
         counts = torch.stack([(views[name]["answers"] >= 0).sum(1) for name in sums])  # (views, n)
         total_loss, words = totals(torch.stack(list(sums.values())), counts)
         return total_loss / words.clamp(min=1)
@@ -77,7 +77,7 @@ class SimCSE(FromPairs):
         columns = list(zip(*rows, strict=True))
         views = [view(others if number else first, texts) for number, texts in enumerate(columns)]
         if len(views) == 1:
-            views *= 2  # only dropout tells them apart
+            views *= 2  # they differ only by dropout
         return self.guided(dict(zip(VIEWS, views, strict=False)), columns)
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
@@ -117,7 +117,7 @@ class SimCSE(FromPairs):
 
 
 def _text_encoders(encoder: SentenceEncoder, recipe: DropoutRecipe) -> tuple[TextEncoder, ...]:
-    """Of the first column and of all others; the encoder keeps their templates, and those that it had.
+    """The text encoders of the first column and of all others. The encoder keeps their templates and those it had.
 
     Raises RecipeError.
     """

@@ -1,4 +1,4 @@
-"""S-SimCSE (arXiv:2111.11750): SimCSE with dropout rates drawn from a distribution, and one rate per row.
+"""S-SimCSE (arXiv:2111.11750): SimCSE with dropout rates drawn from a distribution, one rate per row.
 
 Rates are drawn anew for each view. The paper gives neither the distribution's parameters nor a rescaling. Here a rate
 is uniform in [0, 0.2] (the mean is SimCSE's 0.1), and a row is scaled by its own 1 / (1 - rate). Section 3.2 of the
@@ -28,7 +28,7 @@ from cloze.training.model.pretrained import quiet
 from cloze.training.model.views import View
 from cloze.training.recipes.methods import Distribution, SSimCSERecipe
 
-_HIGHEST: Final = 0.99  # beta reaches 1, which would leave nothing of a row
+_HIGHEST: Final = 0.99  # a beta distribution reaches 1, which would drop a complete row
 _ATTENTION: Final = "sampled_dropout"
 
 
@@ -74,9 +74,9 @@ class Dropouts:
 
     @classmethod
     def install(cls, backbone: PreTrainedModel, attention: bool = True) -> Self:
-        """Replace the dropout modules of `backbone`; those of attention probabilities only if `attention`.
+        """Replace the dropout modules of `backbone`, those of attention probabilities only if `attention` is True.
 
-        Raises EncoderError if these cannot be found.
+        Raises EncoderError if the attention modules cannot be found.
         """
         places = [
             (parent, name)
@@ -123,7 +123,7 @@ def _attend(
     scaling: float | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with the module's own dropout on its probabilities (n, heads, L, L); in evaluation, sdpa.
+    """Attention with the module's own dropout on its probabilities (n, heads, L, L). In evaluation mode, sdpa.
 
     A fused kernel has one rate for all rows; `dropout` is that rate and is not used here.
     """

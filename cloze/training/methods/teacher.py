@@ -1,6 +1,6 @@
 """A teacher's vectors of all texts, computed before the first step and kept in the run folder until the last.
 
-A file is called by the digest of its texts, so that a folder can hold those of several lists.
+A file is named by the digest of its texts, so that one folder can hold the vectors of several lists.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,19 +25,19 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.pretrained import fastest_device
 
-TEXTS: Final = 8192  # in one file, or looked up at once
-SHOWN: Final = 256  # texts between two moves of the progress bar
+TEXTS: Final = 8192  # per file, and per lookup
+SHOWN: Final = 256  # texts between two updates of the progress bar
 
 
 def read_by_itself(source: str, compiled: bool, config: Mapping[str, str] = MappingProxyType({})) -> Embed:
-    """What embeds with `by_itself`; unless that is a graph, `compiled` compiles it. Raises ClozeError."""
+    """The `embed` of `by_itself`; `compiled` compiles it unless it is a graph. Raises ClozeError."""
     return embed_of(by_itself(source, config), compiled)
 
 
 def by_itself(source: str, config: Mapping[str, str] = MappingProxyType({})) -> SentenceEncoder | GraphEncoder:
-    """A run, a bundle, a folder or a hub name as it is served. Raises ClozeError.
+    """Load a run, a bundle, a folder or a hub name as it is served. Raises ClozeError.
 
-    `config` replaces its template and its pooling, which are `[X]` and the mean where nothing says them.
+    `config` replaces its template and its pooling. If it has none of its own, they default to `[X]` and the mean.
     """
     encoder = None if config else load_as_served(source)
     if encoder is None:
@@ -47,7 +47,7 @@ def by_itself(source: str, config: Mapping[str, str] = MappingProxyType({})) -> 
 
 
 def embed_of(encoder: SentenceEncoder | GraphEncoder, compiled: bool) -> Embed:
-    """What embeds with the encoder; unless it is a graph, `compiled` compiles it."""
+    """The encoder's `embed`; `compiled` compiles it unless it is a graph."""
     if compiled and isinstance(encoder, SentenceEncoder):
         encoder.backbone.compile(dynamic=True)
     return encoder.embed
@@ -63,8 +63,8 @@ def parts(texts: Iterable[str]) -> Iterator[Sequence[str]]:
 def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: Path) -> Iterator[NDArray[np.float16]]:
     """The vectors (n, d) of each part of `count` texts, with a progress bar.
 
-    Each process embeds its share of the parts and writes them to the folder, from where all read them. A resumed run
-    finds those that are there.
+    Each process embeds its share of the parts and writes the vectors to the folder, from which all processes read. A
+    resumed run uses the files that exist.
     """
     rank, processes = rank_and_count()
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,5 +88,5 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
 
 
 def embedded_list(texts: Sequence[str], embed: Embed, folder: Path) -> NDArray[np.float32]:
-    """The same of a list, (n, d)."""
+    """`embedded` for a list of texts, (n, d)."""
     return np.concatenate(list(embedded(parts(texts), len(texts), embed, folder))).astype(np.float32)

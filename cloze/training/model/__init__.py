@@ -1,1 +1,1 @@
-"""The sentence encoder and everything that is served with it, in torch and as a graph."""
+"""The sentence encoder and everything that is served with it, in torch and as an ONNX graph."""

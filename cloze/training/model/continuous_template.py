@@ -1,6 +1,6 @@
 """A continuous template (OptiPrompt, arXiv:2104.05240; PromptBERT section 4.2): trained vectors for its words.
 
-They are placed by position, so a text that contains the template's own words keeps its own embeddings.
+They are inserted by position, so a text that contains the template's words keeps its own embeddings.
 """
 
 from pathlib import Path
@@ -18,12 +18,12 @@ CONTINUOUS_FILE = "template.safetensors"
 
 
 class ContinuousTemplate(nn.Module):
-    """One vector for each token of a template except [CLS], [MASK] and [SEP], instead of its word embedding."""
+    """One vector, instead of the word embedding, for each token of a template except [CLS], [MASK] and [SEP]."""
 
     places: Tensor
 
     def __init__(self, text_encoder: TextEncoder, embeddings: nn.Module) -> None:
-        """Begin with the embeddings of the manual template's words, so that nothing changes at first.
+        """Initialise with the embeddings of the manual template's words, so that nothing changes at first.
 
         `embeddings` maps token ids to the encoder's static word embeddings. Raises TemplateError for a template
         without words.
@@ -38,7 +38,7 @@ class ContinuousTemplate(nn.Module):
             )
         ids, places = map(torch.tensor, zip(*tokens, strict=True))
         self.template = text_encoder.template
-        # columns counted from the start before the text, from the attended end behind it
+        # columns: before the text they count from the start, after the text from the end of the attended tokens
         self.register_buffer("places", places, persistent=False)  # (k)
         self.vectors = nn.Parameter(embeddings(ids).detach().clone())  # (k, d)
 

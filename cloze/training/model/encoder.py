@@ -1,7 +1,7 @@
-"""The sentence encoder: a transformers backbone and how its vector is read.
+"""The sentence encoder: a transformers backbone and its embedding configuration.
 
-It holds all that is served and nothing else: training's heads, teachers and second templates belong to the methods.
-A kept head and a continuous template are served, so they are here.
+It holds all that is served and nothing else. Heads, teachers and second templates that only training uses belong to the
+methods. A kept head and a continuous template are served, so they are part of the encoder.
 """
 
 import hashlib
@@ -35,17 +35,17 @@ from cloze.training.model.pooling import pool
 from cloze.training.model.pretrained import quiet, word_embeddings
 from cloze.training.model.token_weights import WEIGHTS_FILE, TokenWeights
 
-SHORT: Final = 1e-3  # of the longest vector: the direction of a shorter one is noise
-LEAST_COSINES: Final = {"fp32": 0.9999, "int8": 0.98}  # between a graph's vectors and those of its weights
+SHORT: Final = 1e-3  # share of the longest vector's length: the direction of a shorter vector is noise
+LEAST_COSINES: Final = {"fp32": 0.9999, "int8": 0.98}  # between the graph's vectors and those of the read weights
 _CPU_TOKENS = 2048  # the activations of a batch stay in the caches: 1.5 times as fast as 8192
 _GPU_TOKENS = 65536
 
 
 class SentenceEncoder(nn.Module):
-    """Backbone, pooling and all else that is served. `forward` gives one vector per text, not normalised.
+    """Backbone, pooling and everything else that is served. `forward` gives one vector per text, not normalised.
 
-    `head` is applied last. `continuous` replaces the words of the encoder's own template. `token_weights` are those of
-    the pooling `mean`. Most encoders have none of them.
+    `head` is applied last. `continuous` replaces the words of the encoder's own template. `token_weights` weight the
+    tokens in the pooling `mean`. Most encoders have none of these three.
     """
 
     def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EmbeddingConfig) -> None:
@@ -93,7 +93,7 @@ class SentenceEncoder(nn.Module):
 
     @classmethod
     def _of_bundle(cls, bundle: Bundle, changes: Mapping[str, object]) -> Self:
-        """Read the weights back from a graph. Raises EncoderError, also if its canary texts get other vectors.
+        """Read the weights back from a graph. Raises EncoderError, also if the vectors of the canary texts differ.
 
         The bundle's `max_tokens` is the service's limit, not the encoder's.
         """
@@ -122,7 +122,7 @@ class SentenceEncoder(nn.Module):
         return encoder
 
     def _load_parts(self, folder: Path) -> None:
-        """Load the head, the continuous template and the tokens' weights if the folder has them."""
+        """Load the head, the continuous template and the token weights if the folder has them."""
         with _reading(folder / HEAD_FILE):
             self.head = ProjectionHead.load(folder, self.backbone.config)
         with _reading(folder / CONTINUOUS_FILE):
@@ -166,19 +166,19 @@ class SentenceEncoder(nn.Module):
         self.text_encoder = self.make_text_encoder(config.template, config.max_tokens)
 
     def within(self, template: str) -> "SentenceEncoder":
-        """The same weights with other words around the text."""
+        """The same weights with another template."""
         config = self.config.model_copy(update={"template": template})
         encoder = SentenceEncoder(self.backbone, self.tokenizer, config)
         encoder.head, encoder.token_weights = self.head, self.token_weights
         return encoder.train(self.training)
 
     def named(self, name: str) -> "SentenceEncoder":
-        """The same weights with the named template; the encoder itself, if it has no template of this name."""
+        """The same weights with the named template; the encoder itself if it has no template of this name."""
         template = self.config.templates.get(name)
         return self if template is None else self.within(template)
 
     def make_text_encoder(self, template: str, max_tokens: int, mode: PoolingMode | None = None) -> TextEncoder:
-        """Another template of the same vocabulary, or a shorter limit for training. Raises TemplateError.
+        """A text encoder with another template or, for training, a lower limit. Raises TemplateError.
 
         `mode` decides whether the template needs [MASK]; it defaults to the encoder's own pooling.
         """
@@ -212,7 +212,7 @@ class SentenceEncoder(nn.Module):
         return states
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Token ids (n, L) in the encoder's own template -> the vectors (n, d) that are served, in fp32."""
+        """Token ids (n, L) in the encoder's own template -> the served vectors (n, d) in fp32."""
         vectors = self.pooled(input_ids, attention_mask, self.text_encoder)
         lengths = attention_mask.sum(1) - self.text_encoder.template_tokens
         return self.finish(vectors, self.template_bias(lengths, self.text_encoder) if self.config.denoising else None)
@@ -249,10 +249,10 @@ class SentenceEncoder(nn.Module):
         return vectors if bias is None else vectors - bias
 
     def template_bias(self, lengths: Tensor, text_encoder: TextEncoder) -> Tensor:
-        """Vectors (n, d) of the template alone, its suffix at the positions that texts of `lengths` (n) give it.
+        """Vectors (n, d) of the template alone, with its suffix at the positions that follow texts of `lengths` (n).
 
-        PromptBERT section 4.3: the template without [X]; the position ids behind [X] are raised by the text's length.
-        One row per distinct length is computed, with gradient; texts of one length share it, dropout included.
+        PromptBERT section 4.3: the template without [X]; the position ids after [X] are shifted by the text's length.
+        One row per distinct length is computed, with gradient; texts of the same length share it, dropout included.
         """
         distinct, rows = torch.unique(lengths, return_inverse=True)  # (m,), (n,)
         prefix, suffix = len(text_encoder.prefix_ids), len(text_encoder.suffix_ids)
@@ -267,9 +267,9 @@ class SentenceEncoder(nn.Module):
     def embed(
         self, texts: Sequence[str], batch_tokens: int | None = None, dropout: bool = False
     ) -> NDArray[np.float32]:
-        """Texts -> vectors (n, d) float32 in the texts' order, as they are served.
+        """Texts -> the served vectors (n, d), float32, in the texts' order.
 
-        In evaluation mode, unless `dropout` is asked for.
+        The model is in evaluation mode unless `dropout` is set.
         """
         batch_tokens = batch_tokens or (_CPU_TOKENS if self.device.type == "cpu" else _GPU_TOKENS)
         was_training = self.training
@@ -326,7 +326,7 @@ def _check_complete(missing: Sequence[str], source: str, advice: str = "get it a
 
 
 def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precision) -> None:
-    """Check that the weights of a graph give vectors close to the graph's own, which int8 activations change a little.
+    """Check that the weights give vectors close to those of the graph. Its int8 activations change them a little.
 
     Raises EncoderError.
     """
@@ -340,7 +340,7 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
             f"graph has further layers; {ORIGIN}"
         )
     norms = np.linalg.norm(expected, axis=1)
-    rows = norms > SHORT * norms.max()  # that of an empty text is almost 0 after denoising
+    rows = norms > SHORT * norms.max()  # the vector of an empty text is almost 0 after denoising
     lengths = np.linalg.norm(vectors, axis=1) * norms
     lowest = float(((vectors * expected).sum(1) / lengths)[rows].min())
     if not lowest >= LEAST_COSINES[precision]:
@@ -362,7 +362,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     """Check that the tokenizer is a fast one, with words and the special tokens of an encoder. Raises EncoderError."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one up if the files are missing
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one if the files are missing
         raise EncoderError(f"{source!r} has a tokenizer without words; copy the parent's tokenizer.json into it")
     for role in ("cls", "sep", "pad"):
         if getattr(tokenizer, f"{role}_token_id", None) is None and not (role == "cls" and _only_ends(tokenizer)):
@@ -372,7 +372,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
 
 
 def _only_ends(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a sequence is the text and a last token, as a decoder's that is read there."""
+    """Whether a sequence is the text and a last token, as in decoders with `lasttoken` pooling."""
     return tokenizer.sep_token_id is not None and tokenizer("")["input_ids"] == [tokenizer.sep_token_id]
 
 
@@ -393,14 +393,14 @@ def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -
 
 
 def positions(backbone: PreTrainedModel, source: str) -> int:
-    """How many tokens a sequence may have. Raises EncoderError if the model does not say so, as T5 does not."""
+    """How many tokens a sequence may have. Raises EncoderError if the model does not say so, for example T5."""
     if not hasattr(backbone.config, "max_position_embeddings"):
         raise EncoderError(f"{source!r} is a {type(backbone).__name__}, not an encoder that Cloze can train or serve")
     return int(backbone.config.max_position_embeddings) - _first_position(backbone)
 
 
 def _first_position(backbone: PreTrainedModel) -> int:
-    """BERT counts positions from 0, RoBERTa and its kin from padding_idx + 1; some have no table of positions."""
+    """The first position id: 0 for BERT and models without a position table, padding_idx + 1 for RoBERTas."""
     table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1

@@ -1,4 +1,4 @@
-"""Run a bundle's graph: the vectors of the service without the service."""
+"""Run a bundle's graph: the same vectors as from the service, without the service."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from cloze.training.bar import bar
 
 
 class GraphEncoder:
-    """A graph, its text encoder and those of the named templates."""
+    """A graph, its text encoder and the text encoders of its named templates."""
 
     def __init__(
         self, graph: Path, text_encoder: TextEncoder, named_encoders: Mapping[str, TextEncoder] | None = None
@@ -36,7 +36,7 @@ class GraphEncoder:
         return same_graph
 
     def named(self, name: str) -> Self:
-        """The same graph with the named template, or with its own if there is none of this name."""
+        """The same graph with the named template, or with its own template if there is none of this name."""
         return self.within(self._named.get(name, self.text_encoder))
 
     def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:

@@ -1,8 +1,8 @@
-"""The weights of an encoder, read back from the graph of its bundle, so that a bundle can be trained further.
+"""Read an encoder's weights back from the graph of its bundle, so that a bundle can be trained further.
 
-The graph of a BERT or a RoBERTa has all that its vectors depend on: named weights, and products with a matrix in the
-order of the layers. The biases of keys and values are not there: the first change no vector, and the second are part of
-the bias behind them (training/export/layers.py). Codes of int8 times their scales are the weights to 7 bits.
+The graph of a BERT or a RoBERTa has all that its vectors depend on: named weights, and matrix products in the order of
+the layers. The biases of keys and values are missing: the former do not change any vector, and the latter are part of
+the bias that follows (training/export/layers.py). int8 codes times their scales are the weights to 7 bits.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ PREFIX: Final = "read.encoder.backbone."
 TOKEN_WEIGHTS: Final = "read.encoder.token_weights.table"  # noqa: S105 - no password
 WORDS: Final = "embeddings.word_embeddings.weight"
 CODED: Final = "MatMulIntegerToFloat"
-QUERY, KEY, VALUE, DENSE, *_ = PARTS = (  # of a layer, in the order of their products
+QUERY, KEY, VALUE, DENSE, *_ = PARTS = (  # the linear layers of a layer, in the order of their products
     "attention.self.query",
     "attention.self.key",
     "attention.self.value",
@@ -44,9 +44,9 @@ _Product: TypeAlias = tuple[NDArray[np.float32], NDArray[np.float32]]  # a matri
 def graph_weights(
     bundle: Bundle, config: PretrainedConfig
 ) -> tuple[Precision, dict[str, Tensor], NDArray[np.float32] | None]:
-    """The precision of a graph, the state of its backbone, which has `config`, and its token weights if it has some.
+    """A readable graph's precision, the state of its backbone (whose configuration is `config`), and any token weights.
 
-    Raises EncoderError if the bundle has no graph that has all of it.
+    Raises EncoderError if no graph of the bundle holds all of these.
     """
     layers, failed = int(config.num_hidden_layers), None
     readable = [name for name in READABLE if name in bundle.precisions and config.model_type in BERTS]
@@ -54,7 +54,7 @@ def graph_weights(
         try:
             graph = _Graph(bundle, precision)
             arrays = graph.weights(layers)
-        except (KeyError, StopIteration, ValueError) as error:  # a fused or plain graph has other products
+        except (KeyError, StopIteration, ValueError) as error:  # a fused or plain graph has different products
             failed = error
         else:
             state = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
@@ -73,7 +73,7 @@ class _Graph:
         self.nodes = list(graph.node)
         self.arrays: Arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self.makers = {name: node for node in self.nodes for name in node.output}
-        self.readers = {name: node for node in self.nodes for name in node.input}  # the last
+        self.readers = {name: node for node in self.nodes for name in node.input}  # the last reader of each
 
     def weights(self, layers: int) -> Arrays:
         """Every weight by its name in the backbone. Raises KeyError, StopIteration."""
@@ -86,7 +86,7 @@ class _Graph:
             state[WORDS] = self._words()
         products = self._products()
         for number in range(layers):
-            together: list[_Product] = []  # what is left of a product for several parts of attention
+            together: list[_Product] = []  # the parts that remain of one product for several parts of attention
             for part in PARTS:
                 name = f"encoder.layer.{number}.{part}"
                 if f"{name}.weight" not in state:
@@ -107,7 +107,7 @@ class _Graph:
         return codes * scales
 
     def _products(self) -> Iterator[_Product]:
-        """The matrix (k, n) and the bias (n) of each product with a constant that has no name of the backbone."""
+        """The matrix (k, n) and the bias (n) of each product with a constant that is not named as in the backbone."""
         for node in self.nodes:
             matrix = node.input[1] if len(node.input) > 1 else ""
             if matrix in self.arrays and not matrix.startswith(PREFIX):
@@ -117,26 +117,26 @@ class _Graph:
                     yield self.arrays[matrix], np.zeros(self.arrays[matrix].shape[1], np.float32)
 
     def _decoded(self, node: NodeProto) -> _Product:
-        """codes · scales, for activations that are codes times a step: one for each channel, or one for all."""
+        """codes · scales. Activations are codes times a step, which is one for each channel or one for all."""
         rows, codes, _, scales, _, _, *bias = node.input
         quantise = self.makers[rows]
         matrix = self.arrays[codes] * self.arrays[scales]
         scaled = self.makers.get(quantise.input[0])
-        if scaled is not None and scaled.op_type == "Mul":  # by the inverse of the channels' steps
+        if scaled is not None and scaled.op_type == "Mul":  # multiplied by the inverse of the channels' steps
             matrix *= self.arrays[scaled.input[1]][:, None]
         else:
             matrix /= self.arrays[quantise.input[1]]
         return matrix, self._bias(node, bias)
 
     def _bias(self, node: NodeProto, bias: list[str]) -> NDArray[np.float32]:
-        """The bias without the number that is subtracted behind it, which only rounds."""
+        """The bias without the number that the next node subtracts again, which only serves to round."""
         values: NDArray[np.float32] = self.arrays[bias[0]] if bias else np.zeros_like(self.arrays[node.input[3]])
         reader = self.readers[node.output[0]]
         return values - self.arrays[reader.input[1]] if reader.op_type == "Sub" else values
 
 
 def _split(product: _Product) -> list[_Product]:
-    """The parts of attention in one product (d, parts·d). Raises ValueError for a product of another shape."""
+    """Split one product (d, parts·d) into the parts of attention. Raises ValueError for another shape."""
     matrix, bias = product
     parts, remainder = divmod(matrix.shape[1], matrix.shape[0])
     if remainder or not parts:

@@ -1,6 +1,6 @@
-"""The head behind the pooled vector: used in training only, or kept in the encoder and served.
+"""The head after pooling: used in training only, or kept in the encoder and served.
 
-A head decides where denoising happens: before a tanh, or between two transformed vectors.
+The kind of head decides where denoising subtracts: before a tanh head, but after a transform head.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ HeadKind = Literal["tanh", "transform"]
 class ProjectionHead(nn.Sequential):
     """Vectors (n, d) -> vectors (n, d), initialised as BERT initialises its own weights.
 
-    `tanh` is the contrastive papers' Linear(d, d) and tanh. `transform` has the layers of a masked-word head before its
-    output matrix: Linear(d, d), activation, layer norm.
+    `tanh` is the contrastive papers' Linear(d, d) and tanh. `transform` is a masked-word head without its output
+    matrix: Linear(d, d), activation, layer norm.
     """
 
     def __init__(self, kind: HeadKind, config: PretrainedConfig) -> None:
@@ -38,7 +38,7 @@ class ProjectionHead(nn.Sequential):
         self.kind: HeadKind = kind
 
     def forward(self, vectors: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`bias` (n, d) is the vector of the template alone: a tanh sees the difference, a transform each alone."""
+        """`bias` (n, d) is the vector of the template alone. `tanh` sees the difference, `transform` each alone."""
         if bias is None:
             return self._layers(vectors)
         if self.kind == "tanh":
@@ -76,7 +76,7 @@ class ProjectionHead(nn.Sequential):
 
 
 class AdoptedHead(nn.ModuleList):
-    """The modules of a sentence-transformers model behind its pooling: vectors (n, d) -> vectors (n, `dimension`)."""
+    """The modules that follow a sentence-transformers model's pooling: vectors (n, d) -> vectors (n, `dimension`)."""
 
     def __init__(self, modules: Sequence[nn.Module], dimension: int) -> None:
         super().__init__(modules)

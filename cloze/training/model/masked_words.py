@@ -22,7 +22,7 @@ from cloze.training.errors import EncoderError
 from cloze.training.model.encoder import SentenceEncoder, loading
 from cloze.training.model.pretrained import fastest_device, quiet, word_embeddings
 
-ROWS: Final = 128  # texts whose scores over the whole vocabulary are held at once
+ROWS: Final = 128  # texts whose scores over the vocabulary are held in memory at once
 
 
 class _Parts(NamedTuple):
@@ -52,7 +52,7 @@ class MaskedHead(nn.Module):
 
     def __init__(self, config: PretrainedConfig, tied: bool = True) -> None:
         super().__init__()
-        parts = _parts(config)  # an unknown architecture fails before training, not after it
+        parts = _parts(config)  # so that an unknown architecture fails before training, not after it
         width, vocabulary = config.hidden_size, config.vocab_size
         self.dense = nn.Linear(width, width)
         self.activation = ACT2FN[getattr(config, parts.activation) if parts.activation else "gelu"]
@@ -152,14 +152,14 @@ def _parts(config: PretrainedConfig) -> _Parts:
 
 
 class MaskedWords:
-    """An encoder with mask pooling and its masked-word head; a vector of the words is PromptBERT's equation 3.
+    """An encoder with mask pooling and its masked-word head. `embed` is PromptBERT's equation 3.
 
     If the encoder denoises, the input of the head is h - h^. The paper's Tables 7 and 9 do not say how; this is the
     most plausible reading.
     """
 
     def __init__(self, encoder: SentenceEncoder, head: MaskedHead) -> None:
-        encoder.head = None  # a kept head makes sentence vectors; words are predicted before it
+        encoder.head = None  # a kept head makes sentence vectors; words are predicted from its input
         self.encoder = encoder.eval()
         self.head = head.to(encoder.device)
         self.static = encoder.word_embeddings.weight.detach()  # (vocabulary, d)
@@ -168,7 +168,7 @@ class MaskedWords:
     def load(cls, source: str, **changes: object) -> Self:
         """Load a run, a folder or a hub name; `changes` override its embedding configuration. Raises ClozeError."""
         source = encoder_folder(source)
-        bundle = (Path(source) / SPEC_FILE).is_file()  # which has a template, and no masked-word head
+        bundle = (Path(source) / SPEC_FILE).is_file()  # a bundle has a template, but no masked-word head
         if changes.get("template") is None and saved_config(Path(source)) is None and not bundle:
             raise EncoderError(f"{source!r} has no template of its own; give one: --template '[X] means [MASK].'")
         head = MaskedHead.load(source)
@@ -183,7 +183,7 @@ class MaskedWords:
         return probabilities, ids
 
     def words(self, texts: Sequence[str], k: int) -> list[list[tuple[str, float]]]:
-        """A text's likeliest tokens and their probabilities."""
+        """For each text its k likeliest tokens and their probabilities."""
         decode = self.encoder.tokenizer.decode
         return [
             [(str(decode([token])).strip(), probability) for probability, token in zip(*row, strict=True)]
@@ -191,9 +191,9 @@ class MaskedWords:
         ]
 
     def embed(self, texts: Sequence[str], k: int) -> NDArray[np.float32]:
-        """Equation 3: the static embeddings (n, d) of a text's k likeliest tokens, weighted by probability and added.
+        """Equation 3: the sum of the static embeddings of a text's k likeliest tokens, weighted by probability: (n, d).
 
-        The weights are not divided by their sum: that would only change the length of a vector.
+        The weights are not divided by their sum, which would only change a vector's length.
         """
         vectors = []
         for hidden in self._hidden(texts).split(ROWS):

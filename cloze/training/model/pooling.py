@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cloze.encoding.template import PoolingMode
 
-ONE_TOKEN: Final = ("mask", "cls", "lasttoken")  # modes that read a single token: the last layer needs no other
+ONE_TOKEN: Final = ("mask", "cls", "lasttoken")  # modes that read one token: the last layer can skip the others
 
 
 def pool(
@@ -21,9 +21,9 @@ def pool(
 ) -> Tensor:
     """Hidden states (n, L, d) -> vectors (n, d): those of one token, or a mean or maximum over attended tokens.
 
-    The names of the modes, [MASK] apart, and the weights 1 to L of `weightedmean` are sentence-transformers'.
-    `mask_index` is that of the text encoder. A mean weighs the states by `token_weights` (n, L, 1). `rounded` is
-    applied to what is added up.
+    The names of the modes, except `mask`, and the weights 1 to L of `weightedmean` are sentence-transformers'.
+    `mask_index` is the text encoder's. A mean weights the states by `token_weights` (n, L, 1). `rounded` is applied to
+    the states before they are summed.
     """
     if mode in ONE_TOKEN:
         return _token(hidden, attention_mask, {"cls": 0, "lasttoken": -1}.get(mode, mask_index))
@@ -45,9 +45,9 @@ def pool(
 
 
 def _token(hidden: Tensor, attention_mask: Tensor, index: int | None) -> Tensor:
-    """The states (n, d) of one token: from the start, or below 0 from the end of the attended tokens."""
+    """The states (n, d) of one token. A negative index counts from the end of the attended tokens."""
     assert index is not None, "Template.parse requires [MASK] in a template with mask pooling. This is a bug."
     if index >= 0:
         return hidden[:, index]
-    rows = torch.arange(hidden.shape[0], device=hidden.device)  # not len: tracing would make it a constant
+    rows = torch.arange(hidden.shape[0], device=hidden.device)  # not len(): tracing would make it a constant
     return hidden[rows, attention_mask.sum(1) + index]

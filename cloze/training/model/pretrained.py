@@ -1,4 +1,4 @@
-"""What every load of a pretrained model needs: silence, a device, and where its word embeddings are."""
+"""Helpers to load a pretrained model: silence transformers, choose a device, find the word embeddings."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def fastest_device() -> torch.device:
 
 
 def has_bf16() -> bool:
-    """Whether the fastest device multiplies in bf16; others emulate it, which takes longer than fp32."""
+    """Whether the fastest device multiplies in bf16. Other devices emulate it, which takes longer than fp32."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return machine.has_bf16()
@@ -36,7 +36,7 @@ def word_embeddings(model: PreTrainedModel) -> nn.Embedding:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the progress bars, load reports and retries of transformers; Cloze checks what matters itself."""
+    """Silence the progress bars, load reports and retries of transformers. Cloze itself checks what matters."""
     levels = [(logging, logging.get_verbosity()) for logging in (transformers.logging, hub_logging)]
     for logging, _ in levels:
         logging.set_verbosity_error()

@@ -1,7 +1,7 @@
-"""How much each token counts in a mean: the less, the more often it occurs in a corpus.
+"""Token weights for mean pooling: the more often a token occurs in a corpus, the lower its weight.
 
-A frequent word says little about what a text is about, and a mean over all tokens gives it as much room as a rare one.
-SIF (Arora, Liang and Ma, ICLR 2017, section 3) weighs a word that makes up the share p of a corpus by a / (a + p).
+A frequent word says little about the subject of a text, but an unweighted mean gives it as much weight as a rare one.
+SIF (Arora, Liang and Ma, ICLR 2017, section 3) weights a word that makes up the share p of a corpus by a / (a + p).
 """
 
 import json
@@ -35,7 +35,7 @@ class TokenWeights(nn.Module):
 
     @classmethod
     def of_counts(cls, counts: NDArray[np.int64], smoothing: float, special: Sequence[int]) -> Self:
-        """`counts` (vocabulary) of a corpus, and a of SIF -> a / (a + p); the tokens `special`, uncounted, weigh 1."""
+        """`counts` (vocabulary) of a corpus -> a / (a + p), a being `smoothing`; `special` tokens have the weight 1."""
         counted = counts.astype(np.float64)
         counted[list(special)] = 0
         return cls(smoothing / (smoothing + counted[:, None] / max(counted.sum(), 1)))
@@ -49,7 +49,7 @@ class TokenWeights(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, vocabulary: int) -> Self | None:
-        """Read what `save` wrote, or what sentence-transformers saved of it; None if there is nothing.
+        """Read the file of `save`, or the one that sentence-transformers saves instead; None if there is neither.
 
         Raises ValueError, KeyError, OSError or SafetensorError if it does not hold one weight for each of `vocabulary`
         tokens.

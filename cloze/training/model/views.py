@@ -1,6 +1,6 @@
-"""A view: the token ids of a batch of texts. Encoded in parts of similar length, so that there is less padding.
+"""A view: the token ids of a batch of texts. It is encoded in parts of similar length to reduce padding.
 
-A row's vector depends on no other row and not on padding, so the vectors and their gradients are those of one batch.
+A row's vector depends neither on other rows nor on padding, so vectors and gradients are the same as for one batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +14,11 @@ from cloze.encoding.text import TextEncoder
 View = dict[str, Tensor]  # input_ids and attention_mask, both (n, L), and tensors that a method adds, one row per text
 
 Pass = Callable[[str, View], Tensor]
-"""The name of a view and the view -> (n, ...), row i from row i of the view alone."""
+"""A view's name and the view -> (n, ...). Row i depends only on row i of the view."""
 
-PARTS: Final = 4  # at most, of one batch: more parts save little padding, and small products run slower
-CPU_TOKENS: Final = 1024  # at least, of one part, padding included; with 512, steps in bf16 took a sixth longer
-CUDA_TOKENS: Final = 32_768  # the same on a GPU; an estimate: below it a GPU waits for its next kernel
+PARTS: Final = 4  # most parts of one batch: more would save little padding, and small products run slower
+CPU_TOKENS: Final = 1024  # fewest tokens of one part, padding included; with 512, steps in bf16 took a sixth longer
+CUDA_TOKENS: Final = 32_768  # the same on a GPU; an estimate: with fewer, a GPU waits for its next kernel
 TOKENWISE: Final = ("input_ids", "attention_mask")  # (n, L); others are (n, ...), unless the caller names them
 
 
@@ -37,10 +37,10 @@ def encode_trimmed(
 
 
 def trimmed(view: View, size: int | None = None, tokenwise: Sequence[str] = ()) -> Iterator[tuple[Tensor, View]]:
-    """Yield `size` rows at a time, shortest first: their indices, and their part of the view without common padding.
+    """Yield `size` rows at a time, shortest first: their indices, and these rows of the view without common padding.
 
-    The default is up to PARTS parts, none smaller than CPU_TOKENS or CUDA_TOKENS. `tokenwise` names what a method adds
-    with a column per token, (n, L).
+    By default there are up to PARTS parts, each of at least CPU_TOKENS or CUDA_TOKENS. `tokenwise` names the tensors
+    that a method adds with one column per token, (n, L).
     """
     lengths, size, cut = view["attention_mask"].sum(1), size or _size(view), (*TOKENWISE, *tokenwise)
     if size >= len(lengths):

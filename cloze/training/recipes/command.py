@@ -1,4 +1,4 @@
-"""The command line of fit and pretrain as a recipe: its keys are options, and their defaults the recipe's values."""
+"""From the command line of fit and pretrain to a recipe: its keys are options; their defaults are its values."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -49,13 +49,13 @@ class FitOptions(Options):
 def load_recipe(source: str, overrides: Mapping[str, object] | None = None, preset: str | None = None) -> Recipe:
     """A shipped recipe or a TOML file; a preset replaces its keys, and `overrides` replace both.
 
-    The template and the pooling that none of these chooses are the encoder's own, if it has some. Raises RecipeError,
-    RunError, BundleError.
+    If none of these sets a template or a pooling, the encoder's own configuration is used, if it has one. Raises
+    RecipeError, RunError, BundleError.
     """
     written, overrides = read_toml(source), dict(overrides or {})
     keys = choose_preset(written, preset, source) | overrides
     recipe_class = _keys(keys, source)
-    if source in shipped_recipes():  # its own encoder, or a preset's, is read as the paper reads it
+    if source in shipped_recipes():  # its own encoder, or a preset's, keeps the paper's template and pooling
         chosen, encoder = written.get(PRESETS, {}).get(preset, {}) | overrides, overrides.get("encoder")
     else:
         chosen, encoder = keys, keys.get("encoder", DEFAULT)
@@ -66,8 +66,8 @@ def load_recipe(source: str, overrides: Mapping[str, object] | None = None, pres
 def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:
     """The encoder's own template, pooling and final period.
 
-    A recipe that reads the mask keeps its template for an encoder that is read otherwise, and every recipe for a run of
-    `pretrain`, whose vectors nothing has trained yet. Raises RunError, BundleError.
+    Empty if the recipe's own are kept: those of a recipe with mask pooling if the encoder has another pooling, and
+    those of every recipe for a run of `pretrain`, whose vectors are not trained yet. Raises RunError, BundleError.
     """
     if not isinstance(encoder, str) or not learnt_sentences(encoder):
         return {}
@@ -76,7 +76,7 @@ def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:
 
 
 def recipe_of(source: str, words: Sequence[str], program: str) -> tuple[Recipe, FitOptions]:
-    """The recipe `source` with the keys that the command line sets, and the other options. Raises ClozeError."""
+    """The recipe `source` with the keys set on the command line, and the other options. Raises ClozeError."""
     for former, name in FORMER.items():
         if any(word.partition("=")[0] == flag(former) for word in words):
             raise RecipeError(f"{flag(former)} is now part of {flag(name)}; write its values there")
@@ -86,7 +86,7 @@ def recipe_of(source: str, words: Sequence[str], program: str) -> tuple[Recipe, 
 
 
 def resumed(words: Sequence[str]) -> Path | None:
-    """The run folder that `--resume` names; None without that option. Raises RecipeError beside other words."""
+    """The run folder that `--resume` names; None without that option. Raises RecipeError if there are other words."""
     if not any(word == "--resume" or word.startswith("--resume=") for word in words):
         return None
     path = _word_after("--resume", words)
@@ -107,7 +107,7 @@ def _options(source: str, preset: str | None) -> type[FitOptions]:
     written = read_toml(source)
     keys = choose_preset(written, preset, source)
     fields: dict[str, Any] = {}
-    variadic: Any = CliVariadicArg  # applied to types that only the running recipe knows
+    variadic: Any = CliVariadicArg  # applied to types that are known only at run time
     for name, field in _keys(keys, source).model_fields.items():
         if name == "method":  # another method is another recipe
             continue
@@ -129,7 +129,7 @@ def _options(source: str, preset: str | None) -> type[FitOptions]:
 
 
 def _words(key: str, value: object) -> list[str]:
-    """A key and its value as a shell reads them."""
+    """A key and its value, quoted for a shell."""
     if isinstance(value, bool):
         return [flag(key if value else f"no_{key}")]
     return [flag(key), *(_quoted(str(item)) for item in (value if isinstance(value, list) else [value]))]

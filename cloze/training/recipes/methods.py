@@ -1,6 +1,6 @@
-"""The keys of each training method, beside those that all have. A method's own module says what they do.
+"""The keys of each training method, in addition to those of all methods. A method's own module describes it.
 
-They are apart from the methods, so that a recipe is read, checked and described without torch.
+They are separate from the methods, so that a recipe can be read, checked and described without torch.
 """
 
 from collections.abc import Sequence
@@ -264,7 +264,7 @@ class DiffCSERecipe(ContrastiveRecipe):
 
     @property
     def compares_edited(self) -> bool:
-        """Whether the edited sentence takes part in the contrastive loss, and there is no discriminator."""
+        """Whether the contrastive loss compares the edited sentence; then there is no discriminator."""
         return self.task in ("positive", "negative")
 
     @model_validator(mode="after")
@@ -502,7 +502,7 @@ RECIPES: Final[dict[str, type[Recipe]]] = {
     "simcse": SimCSERecipe,
     "ssimcse": SSimCSERecipe,
 }
-"""The keys of a method by the name that a recipe gives it."""
+"""The keys of each method, by its name in recipes."""
 
 
 def well_formed(distribution: Distribution, numbers: Sequence[float]) -> bool:

@@ -1,9 +1,9 @@
 """A recipe: everything that decides a training run, in a small TOML file, checked before anything is loaded.
 
-The keys that all methods share are here; a method adds its own in a subclass in `methods`. A table
-`[presets.NAME]` has keys with which `--preset NAME` replaces those at the top: one recipe serves several backbones.
-`--key-name value` on the command line replaces a key of either. The run folder keeps the resolved recipe. Errors name
-the key and what to write.
+The keys that all methods share are here; a method adds its own in a subclass in `methods`. With `--preset NAME`, the
+keys of the table `[presets.NAME]` replace those at the top, so that one recipe serves several backbones. On the command
+line, `--key-name value` replaces a key of either. The run folder keeps the resolved recipe. Errors name the key and say
+what to write.
 """
 
 import difflib
@@ -25,7 +25,7 @@ from cloze.encoding.template import PoolingMode, Template
 from cloze.training.errors import RecipeError
 
 LARGEST_EPOCHS = 1e6
-LARGEST_SEED = 2**31 - 1  # numpy takes twice as much; each of several processes adds to it
+LARGEST_SEED = 2**31 - 1  # numpy accepts twice as much; each of several processes adds to it
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -47,7 +47,7 @@ class Recipe(BaseModel):
     """The keys of every method."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    readable_columns: ClassVar[Sequence[int]] = (1,)  # how many a row may have
+    readable_columns: ClassVar[Sequence[int]] = (1,)  # how many columns a row may have
 
     method: str = Field(description="the training method")
     encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
@@ -172,7 +172,7 @@ class Recipe(BaseModel):
 
     @property
     def distinct_texts(self) -> bool:
-        """Whether a batch has no text twice."""
+        """Whether no text may occur twice in a batch."""
         return False
 
     @property
@@ -226,7 +226,7 @@ class Recipe(BaseModel):
 
 
 def check_template(template: str, pooling: PoolingMode, key: str = "") -> None:
-    """Raises ValueError, which begins with `key`, for a template that cannot be used with this pooling."""
+    """Raises ValueError, with a message that begins with `key`, for a template that this pooling cannot use."""
     try:
         Template.parse(template, pooling)
     except TemplateError as error:
@@ -264,7 +264,7 @@ def read_toml(source: str) -> dict[str, Any]:
 
 
 def choose_preset(keys: Mapping[str, Any], name: str | None, source: str) -> dict[str, Any]:
-    """The top keys, replaced by those of preset `name`, without the table of presets. Raises RecipeError."""
+    """The top keys with those of preset `name` replaced, without the table of presets. Raises RecipeError."""
     presets = keys.get(PRESETS, {})
     if not (isinstance(presets, dict) and all(isinstance(preset, dict) for preset in presets.values())):
         raise RecipeError(f"recipe {source}: presets is not a table of tables; write [presets.NAME] and its keys below")
@@ -276,7 +276,7 @@ def choose_preset(keys: Mapping[str, Any], name: str | None, source: str) -> dic
 
 
 def validate(recipe: type[Recipe], keys: Mapping[str, object], source: str) -> Recipe:
-    """Check every key. Raises RecipeError, which names the first bad key, what was found and what to write."""
+    """Check every key. Raises RecipeError, which names the first wrong key, the value found and what to write."""
     current = {key: value for key, value in keys.items() if key not in RETIRED or value != RETIRED[key]}
     try:
         return recipe.model_validate_json(json.dumps(current, default=str))  # TOML has dates, which no key takes
@@ -317,7 +317,7 @@ def to_toml(recipe: Recipe) -> str:
     )
 
 
-DELETE = {0x7F: "\\u007f"}  # which a TOML string must not hold, and which JSON leaves as it is
+DELETE = {0x7F: "\\u007f"}  # TOML forbids this character in a string, but JSON does not escape it
 
 _PROBLEMS = {
     "bool_type": "write true or false",

@@ -1,4 +1,4 @@
-"""What a report has: sections with tables, figures and examples, and the figures that it lacks."""
+"""The contents of a report: sections with tables, figures and examples, and the figures that are missing."""
 
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in named groups; a group without a name has no heading. `notes` are below the table."""
+    """Rows in named groups. A group without a name has no heading. `notes` are printed below the table."""
 
     title: str
     columns: list[str]
@@ -24,7 +24,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """`says` is the sentence that explains it, `data` what is drawn. `table` has the same numbers, where few."""
+    """`says` is the sentence that explains it, `data` what is drawn. `table` has the same numbers if they are few."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Gap:
-    """A figure that is left out, and why."""
+    """A figure that is missing, and why."""
 
     title: str
     reason: str
@@ -70,7 +70,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """`facts` are the first numbers that a reader sees: label, number and what it is of."""
+    """`facts` are the first numbers that a reader sees: label, number and what is measured."""
 
     title: str
     facts: list[tuple[str, str, str]]

@@ -1,6 +1,6 @@
-"""The report as one HTML page, and as Markdown with the same tables and the numbers of the figures that have few.
+"""The report as one HTML page, and as Markdown with the same tables and the numbers of figures that have few.
 
-The page has no script and needs no network; it is light or dark as the reader's system is.
+The page has no script and needs no network. It follows the light or dark mode of the reader's system.
 """
 
 import re
@@ -41,7 +41,7 @@ $gaps
 
 
 def page(report: Report) -> str:
-    """All texts are escaped; only the figures' SVG is markup."""
+    """The report as HTML. All texts are escaped; only the figures' SVG is markup."""
     facts = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(number)}</dd><dd>{escape(measure)}</dd></div>"
         for label, number, measure in report.facts
@@ -114,7 +114,7 @@ def _table_html(table: Table) -> str:
 
 
 def markdown(report: Report) -> str:
-    """All texts are escaped."""
+    """The report as Markdown. All texts are escaped."""
     lines = [f"# {_escaped(report.title)}", ""]
     lines += [
         f"- {_escaped(label)}: **{_escaped(number)}** ({_escaped(measure)})" for label, number, measure in report.facts
@@ -155,5 +155,5 @@ def _table_lines(table: Table) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """One line whose letters are not markup."""
+    """The text in one line, without characters that act as markup."""
     return re.sub(r"([\\`*_<>\[\]|#&])", r"\\\1", " ".join(text.split()))

@@ -1,6 +1,6 @@
 """The report's figures: inline SVG of matplotlib whose colours are CSS variables, so that they follow light and dark.
 
-A figure is drawn with the stand-ins in `COLOURS`; `inline` replaces each by its variable. Text stays text.
+A figure is drawn with the placeholders in `COLOURS`; `inline` replaces each by its variable. Text stays text.
 """
 
 import io
@@ -24,7 +24,7 @@ SVG: Final = "{http://www.w3.org/2000/svg}"
 HREF: Final = "{http://www.w3.org/1999/xlink}href"
 NAMES: Final = ("ink", "quiet", "line", "surface", "accent", "warm", "third", "fourth")
 COLOURS: Final = {name: f"#01fe{number:02x}" for number, name in enumerate(NAMES)}
-"""CSS variable -> the colour that stands for it while matplotlib draws."""
+"""CSS variable -> its placeholder colour while matplotlib draws."""
 SERIES: Final = ("accent", "warm", "third", "fourth")
 MARKERS: Final = ("o", "s", "^", "D")
 STYLE: Final[Any] = {
@@ -46,10 +46,10 @@ STYLE: Final[Any] = {
 }
 
 POOLINGS: Final = ("mean", "cls", "max")
-SPREAD: Final = 0.62  # of the opacity between the lowest and the highest cell
+SPREAD: Final = 0.62  # difference in opacity between the lowest and the highest cell
 FREQUENCY: Final = {"most frequent third": (0, 1 / 3), "middle third": (1 / 3, 2 / 3), "rarest third": (2 / 3, 2)}
 
-EVALUATED: Final = {  # beginning of a name in the log -> title, name of the table, decimals
+EVALUATED: Final = {  # prefix of a name in the log -> title, name of the table, decimals
     "eval_dev_": ("development sets, ×100", "Development scores", 2),
     "eval_held_out_": ("held-out rows", "Figures of held-out rows", 4),
 }
@@ -63,7 +63,7 @@ def canvas(width: float, height: float, columns: int = 1) -> tuple[Canvas, Seque
 
 
 def quiet_axes(axes: Axes, grid: str = "y") -> None:
-    """Only the lower spine, and a faint grid."""
+    """Show only the lower spine and a faint grid."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)
     axes.set_axisbelow(True)
@@ -71,7 +71,7 @@ def quiet_axes(axes: Axes, grid: str = "y") -> None:
 
 
 def inline(figure: Canvas, name: str, title: str, description: str) -> str:
-    """The figure as an SVG element for an HTML page. `name` begins its ids, which must differ from other figures'."""
+    """The figure as an SVG element for an HTML page. Its ids begin with `name`, which must be unique on the page."""
     text = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that the font lacks: the browser's fonts draw them
@@ -95,7 +95,7 @@ def inline(figure: Canvas, name: str, title: str, description: str) -> str:
 
 
 def _rename(root: ElementTree.Element, name: str) -> None:
-    """Keep only the ids that something refers to, begin them with `name`, and link with href alone."""
+    """Keep only ids that are referred to, prefix them with `name`, and link only with href."""
     used = set(re.findall(r"#([\w-]+)", ElementTree.tostring(root, encoding="unicode")))
     for element in root.iter():
         if "id" in element.attrib and element.attrib["id"] not in used:
@@ -111,7 +111,7 @@ def _rename(root: ElementTree.Element, name: str) -> None:
 
 
 def cosine_histograms(model: str, scores: Sequence[Score]) -> Figure | Gap:
-    """A row per whole gold score, as in DiffCSE's Figure 2."""
+    """One row per integer gold score, as in DiffCSE's Figure 2."""
     title = "Cosines by gold score"
     details = _details(scores, "space", "bins")
     if details is None:
@@ -241,7 +241,7 @@ def layer_grid(model: str, scores: Sequence[Score]) -> Figure | Gap:
 def _figure(
     name: str, model: str, title: str, says: str, drawing: Any, data: Mapping[str, Any], table: Table | None = None
 ) -> Figure:
-    """`name` becomes unique with the model's name, whatever letters that has."""
+    """Make a figure. `name` becomes unique with the model's name, whatever characters that has."""
     unique = f"{name}-{model.encode().hex()}"
     return Figure(unique, f"{title}: {model}", says, inline(drawing, unique, f"{title}: {model}", says), data, table)
 
@@ -261,7 +261,7 @@ def _bounds(edges: np.ndarray[Any, Any], bins: Sequence[Mapping[str, Any]]) -> t
 
 
 def _dots(points: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """One line with a gap behind each point: with round ends each is a dot, and the file stays small."""
+    """One line with a gap after each point: round line ends make each a dot, and the file stays small."""
     gaps = np.full((len(points), 3, 2), np.nan)
     gaps[:, 0], gaps[:, 1] = points, points + 1e-6
     x, y = gaps.reshape(-1, 2).T
@@ -277,7 +277,7 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def training_curves(path: Path) -> Figure | Gap:
-    """The loss in a run's log.jsonl, and what chose the checkpoint: development scores, or figures of held-out rows."""
+    """The loss in a run's log.jsonl, and the figures that chose the checkpoint: from dev data or held-out rows."""
     title, run = "Loss and evaluations", Run(path)
     if not run.log_file.is_file():
         return Gap(title, "only a run has a log of its training (log.jsonl)")
@@ -316,7 +316,7 @@ def training_curves(path: Path) -> Figure | Gap:
 
 
 def speed_plot(shorts: Mapping[str, Mapping[str, float]]) -> Figure | Gap:
-    """The average of the STS sets against sentences per second, a point for each model's `figures`."""
+    """The average of the STS sets against sentences per second, with a point for each model's `figures`."""
     title = "Score against speed"
     points = {name: (row[SPEED], row["Avg."]) for name, row in shorts.items() if SPEED in row and "Avg." in row}
     if len(points) < 2:

@@ -1,4 +1,4 @@
-"""Scores as tables: beside the papers' rows, from published.toml, where these exist, else one table for each suite."""
+"""Scores as tables: with the papers' rows from published.toml, if there are any; else one table for each suite."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Scores = Mapping[str, Sequence[Score]]
 
 @dataclass(frozen=True)
 class Published:
-    """A printed row. `cells` is set or metric -> figure; `average` is the printed one, None where none is printed."""
+    """A row of a paper. `cells` is set or metric -> figure. `average` is the printed average, None if there is none."""
 
     name: str
     group: str
@@ -32,7 +32,7 @@ class Published:
 
     @property
     def mean(self) -> float | None:
-        """The mean of the printed cells, with two decimals: what the printed average should be."""
+        """The mean of the printed cells, with two decimals, which the printed average should equal."""
         return round(fmean(self.cells.values()) + 1e-9, 2) if self.cells and self.average is not None else None
 
 
@@ -75,7 +75,7 @@ def beside_papers(suite: str, title: str, scores: Scores) -> Table | None:
 
 
 def plain_table(suite: str, title: str, scores: Scores) -> Table | None:
-    """A row for each set and model with every metric. None if there is none."""
+    """A row for each set and model with every metric. None if there are no rows."""
     groups: dict[str, list[Row]] = {}
     figures: dict[tuple[str, str], dict[str, float]] = {}
     for name, row in scores.items():
@@ -90,7 +90,7 @@ def plain_table(suite: str, title: str, scores: Scores) -> Table | None:
 
 
 def baseline_table(model: str, scores: Sequence[Score]) -> Table | None:
-    """A row for each of a model's baselines with the sets and their average; None if there are none."""
+    """A row for each of a model's baselines, with the sets and their average; None if there are no baselines."""
     baselines: dict[str, dict[str, float]] = {}
     for score in scores:
         if score.suite == "baselines":
@@ -130,7 +130,7 @@ def neighbour_examples(model: str, scores: Sequence[Score]) -> Examples | None:
 
 
 def _columns(suite: str, scores: Sequence[Score]) -> dict[str, float]:
-    """Column of the papers -> figure: the set's first metric, or the metrics of a suite with one set."""
+    """A papers' column -> figure: the set's first metric, or the metrics of a suite that has one set."""
     columns: dict[str, float] = {}
     for score in scores:
         if score.suite == suite:

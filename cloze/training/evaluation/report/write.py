@@ -31,9 +31,9 @@ Shorts = Mapping[str, Mapping[str, float]]
 def write_report(
     folder: Path, path: str, scores: Scores, shorts: Shorts, beside: Shorts, machines: Mapping[str, str]
 ) -> None:
-    """Write the three files, over those of an earlier report.
+    """Write the three files. Files of an earlier report are overwritten.
 
-    `shorts` has `figures` of each model, and `beside` those of other models, which are drawn beside them. `machines`
+    `shorts` has the `figures` of each model, `beside` those of other models, which are drawn for comparison. `machines`
     names the machine of each model's speed.
     """
     report = build_report(path, scores, shorts, beside, machines)
@@ -53,7 +53,7 @@ def write_report(
 
 @rc_context(STYLE)
 def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts, machines: Mapping[str, str]) -> Report:
-    """What can be shown of these scores. The report of a run has its training curves too."""
+    """The report with everything that these scores can show. For a run, it has the training curves too."""
     timed = [name for name, row in {**shorts, **beside}.items() if SPEED in row]
     drafts: list[tuple[str, str, str, list[Part | Gap | None]]] = [
         (

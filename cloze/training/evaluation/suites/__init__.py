@@ -1,4 +1,4 @@
-"""The suites by name. A new one is a file with a function `tasks`, a line here and a name in `options.py`."""
+"""The suites by name. A new suite needs a file with a function `tasks`, a line here and a name in `options.py`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,13 +36,13 @@ SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = 
     "cost": cost.tasks,
     "baselines": baselines.tasks,
 }
-"""Name -> what reads its tasks from the data folder, if one is given, and from own files or folders."""
+"""Name -> function that reads its tasks from the data folder, if there is one, and from own files or folders."""
 
 
 def load_suites(
     data: Path | None, names: Sequence[str] = (), own: Mapping[str, Sequence[Path]] | None = None
 ) -> list[Task]:
-    """The tasks of the named suites, by default `DEFAULT`, and of the suites for which there are own data.
+    """The tasks of the named suites, by default `DEFAULT`, and of the suites for which there is own data.
 
     Raises CorpusError, and RunError if a name is unknown or a suite has no data.
     """
@@ -67,7 +67,7 @@ def load_suites(
 
 
 def _refuse_known_names(suite: str, own: Sequence[Path]) -> None:
-    """Figures of similarity and search are called by the set alone: no own one is to pass for another."""
+    """Refuse own sets with names of known ones: figures of similarity and search are named by the set alone."""
     for path in own if suite in ("sts", "retrieval") else ():
         name = path.resolve().name
         if name in (*STS_TASKS, *DEV_TASKS, "Avg.") or name.partition(" ")[0] in SUITES:

@@ -1,13 +1,13 @@
-"""What an encoder's vectors give without training: every layer and pooling, static words, and post-processing.
+"""Scores of an encoder without training: every layer and pooling, static words, and post-processing.
 
 The text has no template, but a period is added for a model with `final_period`. A layer's mean and maximum are over all
-tokens, special ones included; layer 0 are the embeddings (SG, arXiv:2106.07345, Figure 1). `static` is the mean of the
-word embeddings alone, `head` that of the rows of an untied masked-word head (PromptBERT, arXiv:2201.04337, Table 12),
-and the rows after them leave biased tokens out (Table 3).
-`first-last` is the mean of layers 1 and last, as in SimCSE since 2022, `last-two` that of the last two. `whitening` is
-fitted on the first of these means and `BERT-flow` on the second, both on the set's own distinct sentences. `WK pooling`
-is SBERT-WK's. Figures are Spearman's correlation x100 ('all') on the seven STS sets. An encoder of one layer has no WK
-pooling.
+tokens, special ones included; layer 0 is the embeddings (SG, arXiv:2106.07345, Figure 1). `static` is the mean of the
+word embeddings alone, `head` the mean of the rows of an untied masked-word head (PromptBERT, arXiv:2201.04337, Table
+12), and the rows after them omit biased tokens (Table 3).
+`first-last` is the mean of the first and the last layer, as in SimCSE since 2022, `last-two` the mean of the last two.
+`whitening` is fitted on `first-last` and `BERT-flow` on `last-two`, both on the set's own distinct sentences. `WK
+pooling` is SBERT-WK's. Figures are Spearman's correlation x100 ('all') on the seven STS sets. An encoder of one layer
+has no WK pooling.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pooling import pool
 
-TOKENS: Final = 4096  # of a batch
+TOKENS: Final = 4096  # per batch
 MODES: Final[tuple[PoolingMode, ...]] = ("mean", "cls", "max")  # of each layer
 
 
@@ -69,13 +69,13 @@ def pooled_layers(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, N
 
 
 def _untied_head(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """`head`: means (n, d) of the rows of an untied masked-word head (PromptBERT, arXiv:2201.04337, Table 12)."""
+    """`head`: means (n, d) over the rows of an untied masked-word head (PromptBERT, arXiv:2201.04337, Table 12)."""
     source = encoder.backbone.name_or_path
     try:
         weight = MaskedHead.load(source).weight if source else None
-    except ClozeError:  # it has no head
+    except ClozeError:  # the encoder has no head
         return {}
-    if weight is None:  # it is tied: its rows are the static word embeddings
+    if weight is None:  # the head is tied: its rows are the static word embeddings
         return {}
     return {"head": static_means(encoder, texts, weight.detach().float().cpu().numpy())}
 

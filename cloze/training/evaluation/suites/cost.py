@@ -1,8 +1,8 @@
-"""What a model costs on this machine: sentences per second, its size, and the memory of the process that runs it.
+"""The cost of a model on this machine: sentences per second, its size, and the memory of the process that runs it.
 
-The sentences are the first of STS-B test; the speed is the median of several passes after a short one. The memory is
-the peak of this process meanwhile, with the other suites' data; outside Linux, the peak of the process so far. A server
-has only a speed, as its client sees it.
+The sentences are the first of STS-B test. The speed is the median of several passes after a short warm-up. The memory
+is the peak of this process during the passes, including the other suites' data; outside Linux, the peak of the process
+so far. For a server only the speed is measured, as its client sees it.
 """
 
 import time
@@ -54,6 +54,6 @@ class CostTask(Task):
 
 
 def _forget_peak() -> None:
-    """Let the kernel count the peak from now on, so that one precision's memory is not the next one's."""
+    """Reset the kernel's peak, so that one precision's memory does not count for the next one."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

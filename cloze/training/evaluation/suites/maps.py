@@ -1,12 +1,12 @@
 """Maps of vectors in two dimensions: t-SNE of sentence pairs, and PCA of word vectors.
 
-t-SNE shows 20 pairs of STS-B dev with gold score 5 and 20 with 0 (SG-OPT, arXiv:2106.07345, Figure 5), by unit vectors.
-Its figure is the trustworthiness x100: how far neighbours in the map are neighbours among the vectors. PCA is fitted on
-the static word vectors of a model in torch (PromptBERT, arXiv:2201.04337, Figure 1); its figure is the share of the
-variance x100. Tokens without letters and single letters are left out, and a sample is shown.
+t-SNE shows the unit vectors of 20 pairs of STS-B dev with gold score 5 and 20 with 0 (SG-OPT, arXiv:2106.07345, Figure
+5). Its figure is the trustworthiness x100: how far neighbours in the map are also neighbours among the vectors. PCA is
+fitted on the static word vectors of a model in torch (PromptBERT, arXiv:2201.04337, Figure 1); its figure is the share
+of the variance x100. Tokens without letters and single letters are skipped, and a sample is shown.
 
-A token's frequency is approximated by its place in the vocabulary. In bert-base-uncased's vocabulary, place and count
-in 120,000 sentences of English Wikipedia have a Spearman correlation of 0.76 for words and of 0.67 for subwords.
+A token's place in the vocabulary approximates its frequency. For bert-base-uncased, place and count in 120,000
+sentences of English Wikipedia have a Spearman correlation of 0.76 for words and 0.67 for subwords.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ SHOWN_PAIRS: Final = 20  # of each kind
 SHOWN_WORDS: Final = 2000
 PERPLEXITY: Final = 10
 SEED: Final = 1111  # SentEval's
-WORD_STARTS: Final = "Ġ▁"  # of byte-level BPE and of SentencePiece
+WORD_STARTS: Final = "Ġ▁"  # in byte-level BPE and in SentencePiece
 
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
@@ -68,7 +68,7 @@ class PairMapTask(Task):
 
 @dataclass(frozen=True)
 class WordMapTask(Task):
-    """Only a model in torch has word vectors to show; for others there is no score."""
+    """Only a model in torch has word vectors to show. Other models have no score."""
 
     suite: ClassVar[str] = "maps"
     shown: int = SHOWN_WORDS
@@ -90,10 +90,10 @@ class WordMapTask(Task):
 
 
 def kinds_of(tokens: Sequence[str], prefix: str | None) -> dict[int, str]:
-    """Place of a token -> `subword`, or `lower` or `upper` for what begins a word in that case.
+    """Place of a token -> `subword`, or `lower` or `upper` for a token that begins a word in that case.
 
-    Tokens without letters and single letters are left out. A vocabulary marks either its subwords, with `prefix`, or
-    the tokens that begin a word, with Ġ or ▁.
+    Tokens without letters and single letters are skipped. A vocabulary marks either its subwords, with `prefix`, or the
+    tokens that begin a word, with Ġ or ▁.
     """
     kinds = {}
     for place, token in enumerate(tokens):

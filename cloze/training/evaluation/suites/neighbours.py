@@ -1,9 +1,9 @@
 """Recall@k among the sentences of STS-B test, with example neighbours: DiffCSE (arXiv:2204.10298) 6.2 and Table 9.
 
 The corpus is the 2,758 sentences of the set, duplicates included; the queries are the 97 pairs with the gold score 5,
-in both directions, as the paper's figures imply (each is k/194). A query's own place is left out. The paper does not
-say what counts where a sentence occurs twice: here a hit on an identical sentence counts, and the second figure counts
-only the other sentence's own place.
+in both directions, as the paper's figures imply (each is k/194). A query's own place is excluded. The paper does not
+say what counts if a sentence occurs twice. Here a hit on an identical sentence counts; the second figure counts only
+the place of the pair's other sentence.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ DEPTHS: Final = (1, 5, 10)
 POSITIVE: Final = 5.0
 POSITIVES: Final = 97  # pairs of STS-B test with that score
 SHOWN: Final = 10  # queries with example neighbours
-NEIGHBOURS: Final = 3  # of each
+NEIGHBOURS: Final = 3  # of each query
 
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
@@ -56,7 +56,7 @@ class NeighbourTask(Task):
         scores = []
         for suffix, hits in (("", by_text), (" by place", by_place)):
             for depth in self.depths:
-                values = hits[:, :depth].any(1).reshape(2, -1).mean(axis=0)  # of a pair's two directions
+                values = hits[:, :depth].any(1).reshape(2, -1).mean(axis=0)  # over a pair's two directions
                 scores.append(measured(self.suite, self.name, f"recall@{depth}{suffix}", "mean", values, counts=counts))
         details = {"examples": _examples(corpus, queries, targets, ranked, cosines)}
         return [replace(scores[0], details=details), *scores[1:]]

@@ -1,13 +1,13 @@
 """A user's own files: pairs, triplets and labelled texts.
 
-Scored pairs are measured by Spearman's correlation, duplicate pairs by average precision and the best F1. The cosine
-that is the threshold of the best F1 is chosen on the same pairs, so that F1 is optimistic; average precision needs no
-threshold. Of triplets: how often the anchor is closer to the positive than to the negative, where equal cosines count
-half, and the mean difference of the two cosines, the margin.
+Scored pairs are measured by Spearman's and Pearson's correlation, duplicate pairs by average precision and the best F1.
+The threshold of the best F1 is chosen on the same pairs, so this F1 is optimistic; average precision needs no
+threshold. Triplets are measured by how often the anchor is closer to the positive than to the negative (equal cosines
+count half), and by the margin, which is the mean difference of the two cosines.
 
-Labelled texts are classified with scikit-learn. Accuracies are those of five stratified folds: logistic regression on
-standardised vectors, and the five nearest neighbours by cosine. k-means has as many clusters as there are labels (as in
-MTEB, arXiv:2210.07316, section 3.2), and its figure is the V-measure.
+Labelled texts are classified with scikit-learn. Accuracies are measured in five stratified folds, for logistic
+regression on standardised vectors and for the five nearest neighbours by cosine. k-means has as many clusters as there
+are labels (as in MTEB, arXiv:2210.07316, section 3.2), and its figure is the V-measure.
 """
 
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ class LabelTask(Task):
 
 
 def _right(classifier: object, vectors: NDArray[np.float64], gold: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Which texts are classified correctly by a classifier that was not fitted on them."""
+    """Which texts are classified correctly in cross-validation."""
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
     right: NDArray[np.bool_] = cross_val_predict(classifier, vectors, gold, cv=folds) == gold
     return right

@@ -1,11 +1,11 @@
-"""What a model does not understand: sentences, each beside one that says the same and one that does not.
+"""What a model does not understand: each sentence is compared with one of the same meaning and one of another meaning.
 
-An item is a sentence of a corpus (the anchor), a text that a rule made of it without changing what it says (near), and
-one that another rule made of it and that says something else (far); `evaluation/rewriting.py` has the rules. Of
-paraphrases and typing errors the far text is the sentence of the corpus that shares most words with the anchor, by
-tf-idf. The figure is the share of items whose near text has the higher cosine with the anchor; equal cosines count
-half, and chance is 50. Its interval, in the score's details, is Wilson's (1927), of 95 %. The other figure is the mean
-cosine of anchor and far text: what a threshold would have to lie above. English only.
+An item is a sentence of a corpus (the anchor), a text that a rule made from it without changing the meaning (near), and
+one that another rule made from it with another meaning (far); `evaluation/rewriting.py` has the rules. For paraphrases
+and typing errors the far text is the sentence of the corpus that shares most words with the anchor, by tf-idf. The
+figure is the share of items whose near text has the higher cosine with the anchor; equal cosines count half, and chance
+is 50. The score's details have its 95 % interval by Wilson (1927). The other figure is the mean cosine of anchor and
+far text, which a threshold would have to exceed. English only.
 """
 
 import sys
@@ -29,10 +29,10 @@ from cloze.training.evaluation.task import Score, Subject, Task, measured
 Rewrite: TypeAlias = Callable[[str, Generator], rewriting.Rewritten | None]
 
 ITEMS: Final = 300  # of each probe, at most
-LEAST: Final = 30  # with fewer, a probe is left out
-POOL: Final = 40_000  # sentences among which the one with most words in common is looked for
+LEAST: Final = 30  # with fewer, a probe is skipped
+POOL: Final = 40_000  # sentences that are searched for the one with most words in common
 SEED: Final = 0
-FAR: Final = "far cosine"  # the metric beside the accuracy
+FAR: Final = "far cosine"  # the metric in addition to the accuracy
 
 REWRITTEN: Final[dict[str, Rewrite]] = {
     "negation": rewriting.negation,
@@ -50,9 +50,9 @@ PROBES: Final = (*REWRITTEN, *BESIDE_NEIGHBOUR)
 
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
-    """One task per probe, made of own files with one sentence per line, or else of the data's `corpus/*.txt`.
+    """One task per probe, made from own files with one sentence per line, or else from the data's `corpus/*.txt`.
 
-    A probe with fewer than `LEAST` items is left out, with a line on stderr. Raises CorpusError if none is left.
+    A probe with fewer than `LEAST` items is skipped, with a message on stderr. Raises CorpusError if none is left.
     """
     files = list(own) or (sorted((data / "corpus").glob("*.txt")) if data else [])
     if not files:
@@ -69,7 +69,7 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
 
 
 def make_probes(sentences: Iterable[str], items: int = ITEMS, seed: int = SEED) -> dict[str, Triplets]:
-    """Probe -> anchors with a near and a far text; the same for the same sentences, in whatever order, and seed."""
+    """Probe -> anchors with a near and a far text. They depend on the sentences, not their order, and on the seed."""
     plain = sorted({sentence for sentence in sentences if rewriting.is_plain(sentence)})
     rng = np.random.default_rng(seed)
     plain = [plain[place] for place in rng.permutation(len(plain))]

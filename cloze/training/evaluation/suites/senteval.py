@@ -1,12 +1,12 @@
-"""SentEval's linear classifier and its three protocols (facebookresearch/SentEval, its settings of the papers' tables).
+"""SentEval's linear classifier and its three protocols (facebookresearch/SentEval, with the settings of the papers).
 
-Softmax regression by Adam in batches of 64. After every `ROUND` epochs the accuracy on held-out rows is measured;
-training stops after `PATIENCE` + 1 rounds in all that were not better than the best so far, and the best weights are
-kept. The L2 penalty is chosen from `PENALTIES`.
+The classifier is a softmax regression, trained by Adam in batches of 64. After every `ROUND` epochs the accuracy on
+held-out rows is measured. Training stops after a total of `PATIENCE` + 1 rounds that were not better than the best so
+far, and the best weights are kept. The L2 penalty is chosen from `PENALTIES`.
 
 A set with nested folds needs 410 classifiers, which SentEval trains one after the other. Here many are trained at once,
-each on its own rows, with its own penalty and its own last round. Each starts from the same seed, so those with equally
-many rows have the same first weights and the same order of rows; the result is the same up to rounding.
+each on its own rows, with its own penalty and its own last round. All start from the same seed, so classifiers with
+equally many rows have the same initial weights and the same order of rows. The result is the same up to rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ ROUND: Final = 4  # epochs
 PATIENCE: Final = 5
 MOST_EPOCHS: Final = 200
 FOLDS: Final = 10
-HELD_OUT: Final = 0.05  # of the rows, for the last fit
+HELD_OUT: Final = 0.05  # share of the rows, for the last fit
 SEED: Final = 1111
 AT_ONCE: Final = 10  # problems that are trained together; their batches fit into the processor's cache
 
@@ -35,7 +35,7 @@ Places: TypeAlias = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Rows:
-    """Features (n, d), the last of which is 1 and carries the bias, and classes (n)."""
+    """Features (n, d) and classes (n). The last feature is 1 and carries the bias."""
 
     features: Tensor
     classes: Tensor
@@ -56,7 +56,7 @@ class Rows:
         return Rows(self.features[index], self.classes[index])
 
     def right(self, weight: Tensor) -> Tensor:
-        """Which rows each classifier gets right, (r, n); weights (r, c, d)."""
+        """Which rows each classifier gets right, (r, n), for weights (r, c, d)."""
         logits = (weight.flatten(0, 1) @ self.features.T).unflatten(0, weight.shape[:2])  # (r, c, n)
         right: Tensor = logits.argmax(1) == self.classes
         return right
@@ -64,9 +64,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Problem:
-    """The rows to train on, the rows that choose the weights, and the penalties, each of which has a classifier.
+    """The rows to train on, the rows that choose the weights, and the penalties. Each penalty has a classifier.
 
-    `shuffled` is how many rows were shuffled with the same seed before the training.
+    `shuffled` is how many rows were shuffled with the same seed before training.
     """
 
     train: Places
@@ -115,7 +115,7 @@ def split_protocol(train: Rows, dev: Rows, test: Rows) -> NDArray[np.bool_]:
 
 
 def fit(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
-    """Train the classifiers of problems about the same rows; each problem has as many penalties."""
+    """Train the classifiers of problems about the same rows. All problems have the same number of penalties."""
     fitted: dict[int, Fitted] = {}
     with _one_thread():
         for group in _alike(problems):
@@ -125,7 +125,7 @@ def fit(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The products are so small that sharing them out takes longer than computing them."""
+    """Use one thread: the products are so small that distributing them takes longer than computing them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -135,7 +135,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _alike(problems: Sequence[Problem]) -> Iterator[list[int]]:
-    """The places of problems that draw the same orders of rows, `AT_ONCE` at most."""
+    """The places of problems that draw the same orders of rows, at most `AT_ONCE` at a time."""
     keys = [(len(problem.train), problem.shuffled) for problem in problems]
     for key in sorted(set(keys)):
         places = [place for place, other in enumerate(keys) if other == key]
@@ -169,7 +169,7 @@ def _train(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
 
 
 def _epoch(rows: Rows, order: Places, weight: Tensor, decay: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """One epoch of p problems, whose rows are in the order (p, n)."""
+    """One epoch of p problems, with their rows in the order (p, n)."""
     flat = weight.flatten(1, 2)  # (p, r * c, d)
     targets = nn.functional.one_hot(rows.classes).float()
     for places in torch.from_numpy(order).split(BATCH, 1):
@@ -183,7 +183,7 @@ def _epoch(rows: Rows, order: Places, weight: Tensor, decay: Tensor, optimizer: 
 
 
 def _first_layer(rows: Rows) -> Tensor:
-    """The weights (c, d) that SentEval starts with."""
+    """The initial weights (c, d) of SentEval."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         layer = nn.Linear(rows.features.shape[1] - 1, int(rows.classes.max()) + 1)
@@ -191,7 +191,7 @@ def _first_layer(rows: Rows) -> Tensor:
 
 
 def _penalized(rows: Rows, parts: Sequence[Places]) -> list[Fitted]:
-    """The classifier of each part of the rows, with the penalty that is best in the mean over the part's folds."""
+    """The classifier of each part of the rows, with the penalty that has the best mean over the part's folds."""
     inner = [[Problem(part[train], part[dev]) for train, dev in _folds(rows[part])] for part in parts]
     fitted = iter(fit(rows, [problem for problems in inner for problem in problems]))
     problems = []
@@ -205,7 +205,7 @@ def _penalized(rows: Rows, parts: Sequence[Places]) -> list[Fitted]:
 
 
 def _highest(accuracy: Tensor) -> int:
-    """The place of the highest accuracy in two decimals; of equal ones the first, which has the smallest penalty."""
+    """The place of the highest accuracy in two decimals. On a tie it is the first, which has the smallest penalty."""
     return int(np.argmax(np.round(100 * accuracy.numpy(), 2)))
 
 

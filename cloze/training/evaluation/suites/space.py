@@ -1,12 +1,12 @@
-"""How the vectors lie in space: alignment, uniformity, anisotropy, and the cosines of each gold score.
+"""The geometry of the vectors: alignment, uniformity, anisotropy, and the cosines for each gold score.
 
-On STS-B test, as in DiffCSE (arXiv:2204.10298, section 6.3 and Figure 2). All vectors are divided by their lengths
-first. Alignment takes the pairs with a gold score above `THRESHOLD`; uniformity and anisotropy take every two different
-sentences of the set, never a sentence with itself. For a model in torch, also the anisotropy of its static word vectors
-(PromptBERT, arXiv:2201.04337, Table 2).
+They are measured on STS-B test, as in DiffCSE (arXiv:2204.10298, section 6.3 and Figure 2). All vectors are first
+divided by their lengths. Alignment uses the pairs with a gold score above `THRESHOLD`; uniformity and anisotropy use
+all pairs of different sentences of the set, never a sentence with itself. For a model in torch, the anisotropy of its
+static word vectors is measured too (PromptBERT, arXiv:2201.04337, Table 2).
 
-Where the data has sentences of Wikipedia, also the anisotropy of their vectors, and for a model in torch that of the
-means of their static word vectors (Table 1).
+If the data has sentences of Wikipedia, the anisotropy of their vectors is measured, and for a model in torch also the
+anisotropy of the means of their static word vectors (Table 1).
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from cloze.training.model.encoder import SentenceEncoder
 
 THRESHOLD: Final = 4.0
 GOLD_BINS: Final = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
-SENTENCES: Final = 2000  # of Wikipedia; the paper takes 100,000
+SENTENCES: Final = 2000  # of Wikipedia; the paper uses 100,000
 COSINE_EDGES: Final = 41  # of the histograms, from -1 to 1
 
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
-    """STS-B, and sentences of Wikipedia if they are there. Raises CorpusError."""
+    """STS-B, and sentences of Wikipedia if the data has them. Raises CorpusError."""
     if data is None:
         return []
     space_tasks: list[Task] = [SpaceTask("STS-B", load_tasks(data, ("STS-B",))["STS-B"])]
@@ -43,14 +43,14 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
 
 
 def anisotropy(vectors: NDArray[np.floating]) -> float:
-    """The mean cosine of every two of the vectors (n, d), n > 1."""
+    """The mean cosine over all pairs of the vectors (n, d), n > 1."""
     vectors = units(vectors)
-    total = np.square(vectors.sum(0)).sum() - np.square(vectors).sum()  # without each vector with itself
+    total = np.square(vectors.sum(0)).sum() - np.square(vectors).sum()  # without the product of each vector with itself
     return float(total / (len(vectors) * (len(vectors) - 1)))
 
 
 def cosines_by_gold(cosine: NDArray[np.floating], gold: Sequence[float]) -> dict[str, Any]:
-    """For each whole gold score: number of pairs, mean cosine, and a histogram over `edges`. The last bin has 5 too."""
+    """For each integer gold score: number of pairs, mean cosine, and a histogram over `edges`. The last includes 5."""
     scores, edges = np.array(gold), np.linspace(-1, 1, COSINE_EDGES)
     bins = []
     for low, high in GOLD_BINS:

@@ -1,8 +1,9 @@
 """Semantic textual similarity: the papers' seven test sets, two development sets, and folders in SemEval's format.
 
-Scored as in SimCSE and PromptBERT: a task's parts are joined for one Spearman correlation ('all'). Beside it are
-Pearson's correlation, and the mean of the parts' correlations, plain and weighted by their numbers of pairs, as in the
-original SentEval. The similarity is the cosine of vectors in fp32; only the encoder's own limit cuts a text.
+Scores are computed as in SimCSE and PromptBERT: a task's parts are joined for one Spearman correlation ('all').
+Further figures are Pearson's correlation, and the mean of the parts' correlations, unweighted and weighted by their
+numbers of pairs, as in the original SentEval. The similarity is the cosine of vectors in fp32; only the encoder's own
+limit truncates a text.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ CORRELATIONS = ("spearman", "pearson")
 
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
-    """The sets of SentEval's folder, and those of own folders. Raises CorpusError."""
+    """The sets of SentEval's folder and of own folders. Raises CorpusError."""
     known = load_parts(data, (*STS_TASKS, *DEV_TASKS)) if data else {}
     sts_tasks = [StsTask(name, parts) for name, parts in known.items()]
     for folder in own:

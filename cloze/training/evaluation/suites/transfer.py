@@ -1,8 +1,8 @@
 """Classification of the vectors: MR, CR, SUBJ, MPQA, SST-2, TREC and MRPC, as in the papers' transfer tables.
 
 `transfer` follows SentEval's protocol (arXiv:1803.05449) with its own classifier. `transfer-fast` trains scikit-learn's
-logistic regression once per fold or set, with its default penalty: its figures are not the papers'. Both read MRPC's
-pairs as |u - v| and u * v. Figures are accuracies x100.
+logistic regression once per fold or set, with its default penalty, so its figures are not comparable to the papers'.
+Both represent MRPC's pairs by |u - v| and u * v. Figures are accuracies x100.
 
 The sets are read and ordered as SentEval does. Every file's number of rows is checked: a truncated SUBJ once gave
 accuracies above 99 %.
@@ -50,10 +50,10 @@ POLAR: Final = {  # set -> its files of class 1 and class 0
     "MPQA": ("MPQA/mpqa.pos", "MPQA/mpqa.neg"),
 }
 CLASSES: Final = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # of TREC
-EMPTY: Final = "."  # what SentEval embeds for an empty text
+EMPTY: Final = "."  # SentEval embeds this for an empty text
 
 Row: TypeAlias = tuple[tuple[str, ...], int]
-"""The text, or the two of a pair, and the class."""
+"""The text, or the two texts of a pair, and the class."""
 
 FOLDS: Final = 5
 SEED: Final = 1111
@@ -61,7 +61,7 @@ SEED: Final = 1111
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts with a class each; `second` has the other sentences of MRPC's pairs."""
+    """Texts with one class each. `second` has the second sentences of MRPC's pairs."""
 
     texts: list[str] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class TransferSet:
 
 
 def load_transfer(data: str | Path) -> dict[str, TransferSet]:
-    """The seven sets by name. Raises CorpusError, which names the file, if one is missing or has another count."""
+    """The seven sets by name. Raises CorpusError, which names the file, if one is missing or its count is wrong."""
     folder = find_downstream(data)
     sets = {}
     for name, files in POLAR.items():
@@ -126,7 +126,7 @@ def _paraphrase(line: str) -> Row:
 
 
 def _labelled(rows: list[Row]) -> Labelled:
-    """In SentEval's order, on which its folds depend: by numbers of words, then by class."""
+    """The rows in SentEval's order, on which its folds depend: by number of words, then by class."""
     rows = [(tuple(" ".join(text.split()) for text in texts), label) for texts, label in rows]
     rows.sort(key=lambda row: (*(len(text.split()) for text in row[0]), row[1]))
     first = [texts[0] or EMPTY for texts, _ in rows]
@@ -135,7 +135,7 @@ def _labelled(rows: list[Row]) -> Labelled:
 
 
 def _lines(folder: Path, file: str) -> Iterator[str]:
-    """The lines of a file, without MRPC's header, whose number is checked first."""
+    """The lines of a file, without MRPC's header. Their number is checked first."""
     path = present(folder / file)
     header = file.startswith("MRPC")
     encoding = "utf-8-sig" if header or file.startswith("SST") else "latin-1"
@@ -197,7 +197,7 @@ class FastTransferTask(Task):
 
 
 def features(embed: Embed, rows: Labelled) -> NDArray[np.float32]:
-    """Vectors (n, d); |u - v| and u * v of pairs, (n, 2d)."""
+    """Vectors (n, d); for pairs |u - v| and u * v, (n, 2d)."""
     if not rows.second:
         return in_columns(embed, rows.texts)[0]
     first, second = in_columns(embed, rows.texts, rows.second)
