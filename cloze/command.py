@@ -18,26 +18,26 @@ from cloze.encoding.errors import ClozeError
 
 COMMANDS: Final = {  # command -> its module in `cloze`, and what it does
     "serve": ("service", "serve bundles over HTTP"),
-    "doctor": ("service.doctor", "show what this machine offers, and whether it is ready to serve"),
-    "bulk": ("service.bulk", "embed the texts of files"),
-    "adapt": ("training.adapt", "make an encoder better on your own documents and queries"),
-    "fit": ("training.fit", "train a sentence encoder by a recipe"),
+    "doctor": ("service.doctor", "show the hardware and software of this machine, and whether it is ready to serve"),
+    "bulk": ("service.bulk", "embed the texts in files"),
+    "adapt": ("training.adapt", "fine-tune an encoder on your own documents and queries"),
+    "fit": ("training.fit", "train a sentence encoder with a recipe"),
     "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
     "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
-    "compare": ("training.compare", "show which differences between models are more than chance"),
-    "calibrate": ("training.evaluation.calibrate", "learn what a cosine means from judged pairs"),
-    "head": ("training.evaluation.head", "learn to answer with labels from labelled texts"),
+    "compare": ("training.compare", "show which differences between models are significant"),
+    "calibrate": ("training.evaluation.calibrate", "map cosines to scores or probabilities, from judged pairs"),
+    "head": ("training.evaluation.head", "train a classifier on labelled texts"),
     "verify": ("training.evaluation.verify", "compare a server's vectors with those of a model"),
-    "texts": ("training.texts", "make texts to learn search and similarity from"),
+    "texts": ("training.texts", "make training texts for search and similarity"),
     "bridge": ("training.bridge", "search an old index with a new model"),
     "mine": ("training.mine", "find hard negatives for pairs"),
-    "export": ("training.export", "make a bundle of a finished run"),
-    "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),
-    "convert": ("training.convert", "make a bundle loadable by sentence-transformers too"),
-    "distil-static": ("training.distil_static", "make a much faster bundle whose vectors are means of word vectors"),
-    "templates": ("training.templates", "find the template that suits an encoder best"),
+    "export": ("training.export", "make a bundle from a finished run"),
+    "adopt": ("training.adopt", "make a bundle from a sentence-transformers model"),
+    "convert": ("training.convert", "make a bundle that sentence-transformers can load too"),
+    "distil-static": ("training.distil_static", "make a much faster bundle whose vectors are means of token vectors"),
+    "templates": ("training.templates", "find the best template for an encoder"),
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
-    "weigh": ("training.weigh", "let frequent words count less in a mean, without training"),
+    "weigh": ("training.weigh", "lower the weight of frequent words in mean pooling, without training"),
     "average": ("training.average", "average the weights of several runs"),
 }
 WITHOUT_TORCH: Final = {"adopt": "adoption"}  # command -> the module to run if torch is not installed
@@ -49,12 +49,12 @@ Cloze turns your own text into a sentence-embedding service.
                                   +----- evaluate -----+
 
   cloze serve                              serve the model that comes with Cloze on 127.0.0.1:8080
-  cloze adapt --documents docs --out run   train it on your own text, and see whether that helps
-  cloze fit                                list the recipes that train any other encoder
-  cloze export run model                   make a bundle of a run: a folder that stands alone
+  cloze adapt --documents docs --out run   fine-tune it on your own text, and see whether that helps
+  cloze fit                                list the recipes for training any other encoder
+  cloze export run model                   make a bundle from a run: a self-contained folder
   cloze evaluate model --pairs pairs.csv   score a bundle, a run or a server
 
-All commands: cloze --help. Options of one: cloze COMMAND --help. Is this machine ready: cloze doctor."""
+All commands: cloze --help. Options of one: cloze COMMAND --help. To check this machine: cloze doctor."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or the user's quota is used up
 EXTRAS: Final = {  # module or package -> the extras that it needs
     "adoption": "cpu,adopt",

@@ -15,12 +15,14 @@ from cloze.options import Options
 
 
 class AdoptOptions(Options):
-    """Make a bundle of a sentence-transformers model, of its onnx/model.onnx. With torch there are more options."""
+    """Make a bundle from the onnx/model.onnx of a sentence-transformers model. With torch there are more options."""
 
     model: CliPositionalArg[str] = Field(description="folder of a sentence-transformers model, or its hub name")
-    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
-    revision: str | None = Field(None, description="branch, tag or commit of a hub name")
-    max_tokens: Annotated[int, Field(ge=3)] | None = Field(None, description="longest sequence, template included")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; an existing bundle is replaced")
+    revision: str | None = Field(None, description="branch, tag or commit of the model on the hub")
+    max_tokens: Annotated[int, Field(ge=3)] | None = Field(
+        None, description="maximum number of tokens of a sequence, template included"
+    )
     precision: Literal["fp32"] = Field("fp32", description="graph to make; fp16 and int8 need torch")
 
 

@@ -24,12 +24,13 @@ LARGE: Final = 1_048_576  # bytes
 
 
 class ServeOptions(Settings):
-    """Serve sentence embeddings of one bundle, or of several, over HTTP.
+    """Serve the sentence embeddings of one or more bundles over HTTP.
 
-    cloze serve MODEL is cloze serve --bundle MODEL. MODEL may be the name of a sentence-transformers model on the hub.
+    cloze serve MODEL is short for cloze serve --bundle MODEL. MODEL may be the
+    hub name of a sentence-transformers model.
     """
 
-    revision: str | None = Field(None, description="Branch, tag or commit of a hub name.")
+    revision: str | None = Field(None, description="Branch, tag or commit of the model on the hub.")
     check: bool = Field(False, description="Check and warm up every bundle, print what would be served, and exit.")
 
 

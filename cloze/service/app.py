@@ -36,7 +36,7 @@ from cloze.service.settings import Settings
 
 DESCRIPTION = (
     "Sentence embeddings from prompt templates, in the wire formats of text-embeddings-inference, OpenAI and Cohere. "
-    "Where several models are served, a request names its model in the body, or in the path: every route with texts, "
+    "If several models are served, a request names its model in the body or in the path: all routes that accept texts, "
     "/info, /health and /v1/models also exist under /models/NAME."
 )
 JSON_ROUTERS = (

@@ -36,15 +36,17 @@ Fact = tuple[str, str]
 
 
 class DoctorOptions(Options):
-    """Show what this machine offers: processor, memory, GPU, versions, and how fast it runs a bundle.
+    """Show this machine's processor, memory, GPU and package versions, and how fast it runs a bundle.
 
-    The last line is "ready", or one next step.
+    The last line is "ready", or the next step to take.
     """
 
     bundle: Path | None = Field(
-        None, description="bundle to load, to check and to time for a second; unset: the model that comes with Cloze"
+        None, description="bundle to load, check and time for one second; unset: the model that comes with Cloze"
     )
-    precision: PrecisionChoice = Field("auto", description="graph of the bundle to run; auto: the fastest here")
+    precision: PrecisionChoice = Field(
+        "auto", description="graph of the bundle to run; auto: the fastest on this machine"
+    )
     provider: ProviderChoice = Field("auto", description="where to run it; auto: CUDA where it is available")
 
 

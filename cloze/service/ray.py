@@ -49,8 +49,8 @@ class Replicas(BaseModel):
 
     min_replicas: int = Field(1, ge=0)
     max_replicas: int = Field(1, ge=1)
-    num_cpus: float = Field(1, gt=0, description="CPUs of a replica, and its threads for graphs.")
-    num_gpus: float = Field(0, ge=0, description="GPUs of a replica. 0.25: four replicas share one.")
+    num_cpus: float = Field(1, gt=0, description="CPUs per replica, and its number of threads that run graphs.")
+    num_gpus: float = Field(0, ge=0, description="GPUs per replica. 0.25: four replicas share one GPU.")
 
 
 def app(arguments: Replicas) -> serve.Application:

@@ -33,7 +33,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Settings(Options):
-    """What an operator sets. Frozen."""
+    """The settings of the service. Frozen."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -43,80 +43,104 @@ class Settings(Options):
 
     bundle: Path = Field(
         Path(DEFAULT),
-        description="Folder of one bundle, or of several, each served under its folder's name; or a model of "
-        "sentence-transformers, a folder or a hub name, which is converted once. cloze-mini: the model that "
+        description="Folder of a bundle, or of several bundles, each served under its folder's name; or a "
+        "sentence-transformers model (a folder or a hub name), which is converted once. cloze-mini: the model that "
         "comes with Cloze.",
     )
-    model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
+    model: str = Field(
+        "", description="Default model, for requests that do not name one. Required if there are several bundles."
+    )
     alias: str = Field(
         "",
-        description="Other names of models, as NAME=MODEL, or NAME=MODEL:TEMPLATE for one of its named templates, "
-        "separated by commas.",
+        description="Further names of models, separated by commas: NAME=MODEL, or NAME=MODEL:TEMPLATE for one of the "
+        "model's named templates.",
     )
     bridge: str = Field(
         "",
-        description="File of `cloze bridge`: the model that it was fitted for then answers with the old one's vectors.",
+        description="File written by `cloze bridge`. The model that it was fitted for then returns vectors in the "
+        "old model's space.",
     )
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine.")
     provider: ProviderChoice = Field("auto", description="Where to run the graph. auto: CUDA where it is available.")
-    threads: int = Field(0, ge=0, le=1024, description="Threads that run graphs on the CPU. 0: the available CPUs.")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads that run graphs. 0: one for each available CPU.")
     hostname: str = Field("127.0.0.1", min_length=1, description="Address to listen on. 0.0.0.0: every interface.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on. 0: a free port, which is logged.")
     max_batch_tokens: int = Field(
-        0, ge=0, description="Tokens of one batch, padding included. 0: what suits the hardware."
+        0, ge=0, description="Maximum number of tokens in a batch, padding included. 0: chosen for the hardware."
     )
     gpu_mem_limit: int = Field(
-        0, ge=0, description="Bytes of GPU memory that ONNX Runtime takes for one model. 0: no limit."
+        0, ge=0, description="GPU memory that ONNX Runtime may use for each model, in bytes. 0: no limit."
     )
-    cache_mb: int = Field(0, ge=0, description="MiB of cached vectors, so that repeated texts are not computed again.")
+    cache_mb: int = Field(
+        0, ge=0, description="Size of the cache of vectors, in MiB. A cached text is not computed again. 0: no cache."
+    )
     max_bytes_in_flight: int = Field(
         268_435_456,
         ge=1,
-        description="Bytes of all requests in flight, bodies and answers. A request beyond the limit gets 429.",
+        description="Limit on the bytes of all requests in flight, bodies and responses. A request beyond it gets 429.",
     )
     max_tokens_in_flight: int = Field(
-        1_000_000, ge=1, description="Tokens of all requests in flight. A request beyond the limit gets 429."
+        1_000_000, ge=1, description="Limit on the tokens of all requests in flight. A request beyond it gets 429."
     )
     max_concurrent_requests: int = Field(
-        1024, ge=1, description="POST requests in flight. A request beyond the limit gets 429."
+        1024, ge=1, description="Limit on the number of POST requests in flight. A request beyond it gets 429."
     )
     max_client_batch_size: int = Field(
-        16_384, ge=1, description="Texts in one request, with a query. A request with more gets 422."
+        16_384,
+        ge=1,
+        description="Maximum number of texts in a request, a search query included. A larger request gets 422.",
     )
-    payload_limit: int = Field(16_777_216, ge=1, description="Bytes of a request's body. A larger body gets 413.")
-    token_ids: bool = Field(False, description="Accept token ids of the model's own vocabulary instead of texts.")
+    payload_limit: int = Field(
+        16_777_216, ge=1, description="Maximum size of a request's body, in bytes. A larger body gets 413."
+    )
+    token_ids: bool = Field(
+        False, description="Also accept token ids of the model's own vocabulary, in place of texts."
+    )
     auto_truncate: bool = Field(
         True, description="Truncate texts that are too long, unless the request says otherwise."
     )
-    request_seconds: float = Field(300, gt=0, description="Time limit of a request, which is then answered with 504.")
+    request_seconds: float = Field(
+        300, gt=0, description="Time limit for a request, in seconds. A slower request gets 504."
+    )
     queue_seconds: float = Field(
-        30, gt=0, description="Time limit until the first batch of a request, which is otherwise answered with 504."
+        30,
+        gt=0,
+        description="Time limit until a request's first batch starts, in seconds. A request that waits longer gets "
+        "504.",
     )
     body_seconds: float = Field(
-        60, gt=0, description="Time limit until a request's body has arrived. A slower request gets 408."
+        60, gt=0, description="Time limit for receiving a request's body, in seconds. A slower request gets 408."
     )
     stall_seconds: float = Field(
         30,
         gt=0,
-        description="Time after which a running batch makes the service not ready. The process ends after three times "
-        "that, or when a model has failed for twice that.",
+        description="Seconds after which a running batch makes the service not ready. The process exits after three "
+        "times as long, or when a model has failed for twice as long.",
     )
-    drain_seconds: int = Field(30, ge=1, description="Time limit for the requests in flight to finish after SIGTERM.")
+    drain_seconds: int = Field(
+        30, ge=1, description="Time limit for the requests in flight to finish after SIGTERM, in seconds."
+    )
     stop_delay_seconds: float = Field(
-        0, ge=0, description="Time after SIGTERM in which the service is not ready but still accepts requests."
+        0, ge=0, description="Seconds after SIGTERM in which the service is not ready but still accepts requests."
     )
     api_keys: SecretStr = Field(
-        SecretStr(""), description="API keys, separated by commas. @FILE: the keys in a file, one per line."
+        SecretStr(""),
+        description="API keys, separated by commas. @FILE: the keys in a file, one per line. None: requests need no "
+        "key.",
     )
     admin_keys: SecretStr = Field(
-        SecretStr(""), description="Keys for /admin, in the same form. None: /admin is closed."
+        SecretStr(""), description="API keys for /admin, in the same format. None: /admin is disabled."
     )
     cors_allow_origin: str = Field(
         "", description="Origins whose web pages may call the service, separated by commas. *: any origin."
     )
     ui: bool = Field(True, description="Serve the playground at / and the API reference at /docs.")
-    otlp_endpoint: str = Field("", description="OTLP/HTTP collector that receives traces. Needs the extra `otel`.")
-    log_level: LogLevel = Field("info", description="Lowest level to log. info logs every POST, never its texts.")
+    otlp_endpoint: str = Field(
+        "", description="URL of the OTLP/HTTP collector that receives traces. Requires the extra `otel`."
+    )
+    log_level: LogLevel = Field(
+        "info", description="Minimum level to log. info includes a record of every POST, without its texts."
+    )
     log_format: LogFormat = Field("text", description="One line of text, or one JSON object, per log record.")
 
     @field_validator("bundle", mode="before")

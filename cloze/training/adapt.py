@@ -20,23 +20,29 @@ from cloze.training.recipes.recipe import LARGEST_SEED
 
 
 class AdaptOptions(Options):
-    """Train an encoder on your documents and on queries that they answer, and say whether it became better on them."""
+    """Fine-tune an encoder on your documents and on queries that they answer, and report whether it improved."""
 
-    encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
+    encoder: str = Field(
+        DEFAULT, description="encoder to start from, the parent: a run, a bundle, a folder, a hub name, or cloze-mini"
+    )
     pairs: Path | None = Field(
         None,
-        description="table (csv, tsv, jsonl, parquet) of query and document, with a score or not; of sentence1, "
-        "sentence2 and label; or of text and label; or a folder in BEIR's layout. A document is given by its text or "
-        "its name",
+        description="table (csv, tsv, jsonl, parquet) with the columns query, document and, optionally, score; or "
+        "sentence1, sentence2 and label; or text and label; or a folder in BEIR's layout. A document is given by "
+        "its text or its name",
     )
     columns: CliVariadicArg[list[str]] = Field(
-        [], max_length=3, description="columns of the table, if they have other names: query, document, score"
+        [],
+        max_length=3,
+        description="columns of the table that hold query, document and score, if they have other names",
     )
     documents: CliVariadicArg[list[Path]] = Field(
-        [], description="folders of .txt, .md and .html files, such files, or tables with a title and a text"
+        [],
+        description="folders of .txt, .md and .html files, single files of these types, or tables with a title and a "
+        "text",
     )
-    document_columns: CliVariadicArg[list[str]] = Field([], description="columns of text in tables of documents")
-    out: Path = Field(Path("runs/adapt"), description="folder to write: a run")
+    document_columns: CliVariadicArg[list[str]] = Field([], description="text columns in tables of documents")
+    out: Path = Field(Path("runs/adapt"), description="run folder to write")
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(42, description="seed of all random draws")
 
     @model_validator(mode="after")

@@ -18,11 +18,11 @@ PROBED: Final = 128  # tokens of the longest text that is compared, unless the m
 
 
 class AdoptOptions(BundleOptions):
-    """Make a bundle of a sentence-transformers model, compared with sentence-transformers itself."""
+    """Make a bundle from a sentence-transformers model, and compare it with sentence-transformers itself."""
 
     model: CliPositionalArg[str] = Field(description="folder of a sentence-transformers model, or its hub name")
-    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
-    revision: str | None = Field(None, description="branch, tag or commit of a hub name")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; an existing bundle is replaced")
+    revision: str | None = Field(None, description="branch, tag or commit of the model on the hub")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

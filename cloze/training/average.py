@@ -16,19 +16,19 @@ from cloze.options import Options
 
 
 class AverageOptions(Options):
-    """Write a run whose weights are the mean of those of several runs from one parent, or of runs and their parent."""
+    """Write a run whose weights are the mean of several runs from one parent, or of runs and their parent."""
 
-    runs: CliPositionalArg[list[Path]] = Field(description="finished runs from one parent with one configuration")
-    out: Path = Field(description="folder to write: a run")
+    runs: CliPositionalArg[list[Path]] = Field(
+        description="finished runs with the same parent and the same configuration"
+    )
+    out: Path = Field(description="run folder to write")
     weights: CliVariadicArg[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]] = Field(
-        [], description="each run's share of the mean (default: equal)"
+        [], description="mixing coefficient of each run (default: equal)"
     )
     parent_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
-        0.0, description="the parent's share of the mean; the runs have the rest"
+        0.0, description="the parent's mixing coefficient; the runs share the rest"
     )
-    parent: str = Field(
-        "", description="encoder that is the parent (default: the one that the first run's recipe names)"
-    )
+    parent: str = Field("", description="the parent encoder (default: the one in the first run's recipe)")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -62,17 +62,19 @@ class BridgeOptions(Options):
     new: CliPositionalArg[Path] = Field(description="bundle to serve")
     out: CliPositionalArg[Path] = Field(description="file to write")
     texts: CliVariadicArg[list[str]] = Field(
-        min_length=1, description="files of your own texts, one per line, best those of the index"
+        min_length=1, description="files of your own texts, one per line, preferably those in the index"
     )
     columns: CliVariadicArg[list[str]] = Field(
-        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+        [], max_length=1, description="the text column of csv, tsv, jsonl or parquet files"
     )
     sample: Annotated[int, Field(ge=LEAST_TEXTS)] = Field(
-        20_000, description="use at most this many texts, a random sample"
+        20_000, description="use a random sample of at most this many texts"
     )
-    least_recall: Unit = Field(0.8, description="recall@10 of the old results, below which nothing is written")
+    least_recall: Unit = Field(
+        0.8, description="minimum recall@10 of the old model's results; below it nothing is written"
+    )
     force: bool = Field(False, description="write the map even if the recall is lower")
-    seed: int = Field(0, ge=0, description="seed of the draws")
+    seed: int = Field(0, ge=0, description="seed of the random draws")
 
 
 def orthogonal(new: Vectors, old: Vectors) -> Map:

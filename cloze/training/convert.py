@@ -23,12 +23,13 @@ from cloze.training.errors import RunError
 
 
 class ConvertOptions(Options):
-    """Write a bundle again with the files that sentence-transformers loads."""
+    """Copy a bundle and add the files that sentence-transformers loads."""
 
     bundle: CliPositionalArg[Path] = Field(description="bundle that cloze export wrote")
-    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; an existing bundle is replaced")
     run: Path | None = Field(
-        None, description="the run that the bundle was exported from, for its weights (default: those of the graph)"
+        None,
+        description="run that the bundle was exported from, as the source of the weights (default: the bundle's graph)",
     )
 
 

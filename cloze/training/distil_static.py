@@ -12,15 +12,15 @@ from cloze.options import Options
 
 
 class DistilStaticOptions(Options):
-    """Make a bundle whose vectors are means of vectors of tokens: without layers, much faster and less accurate."""
+    """Make a bundle whose vectors are means of token vectors: without layers, it is much faster and less accurate."""
 
-    bundle: CliPositionalArg[Path] = Field(description="bundle of the encoder")
-    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    bundle: CliPositionalArg[Path] = Field(description="bundle to distil")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; an existing bundle is replaced")
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of sentences like those to embed, one per line; 50,000 are a good start"
     )
     columns: CliVariadicArg[list[str]] = Field(
-        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+        [], max_length=1, description="the text column of csv, tsv, jsonl or parquet files"
     )
 
 

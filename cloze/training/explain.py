@@ -20,10 +20,12 @@ class ExplainOptions(Options):
 
     texts: CliPositionalArg[list[str]] = Field(description="texts to explain")
     encoder: str = Field(description="masked language model: a run, a folder or a hub name")
-    template: str | None = Field(None, description="such as: [X] means [MASK]. (default: the model's own)")
+    template: str | None = Field(None, description="template, such as: [X] means [MASK]. (default: the model's own)")
     top_k: Annotated[int, Field(ge=1)] = Field(10, description="number of words to show")
-    denoise: bool | None = Field(None, description="subtract the vector of the template alone, or do not")
-    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
+    denoise: bool | None = Field(None, description="denoising: subtract the vector of the template alone, or do not")
+    final_period: bool | None = Field(
+        None, description="add a period to a text that lacks closing punctuation, or do not"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

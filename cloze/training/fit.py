@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(overview(name))
         return 0
     if words[0] in ("-h", "--help"):
-        described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
+        described = f"Train a sentence encoder with a recipe.\n\n{overview(name)}"
         create_model("FitOptions", __base__=FitOptions, __doc__=described).parse(words, f"{name} RECIPE")
     if words[0] == ADAPT:  # a sequence of several runs, with its own options
         from cloze.training.adapt import main as adapt
@@ -49,10 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def overview(name: str) -> str:
     """The shipped recipes, each with its first comment, and an example command."""
-    lines = ["The recipes that come with Cloze (the path of a TOML file works as well):", ""]
+    lines = ["The recipes that come with Cloze (the path of a TOML file also works):", ""]
     for recipe, text in shipped_recipes().items():
         lines.append(f"  {recipe:24} {text.splitlines()[0].lstrip('# ')}")
-    lines += [f"  {ADAPT:24} Your own documents and queries: several runs, and whether they helped (cloze adapt)"]
+    lines += [
+        f"  {ADAPT:24} Your own documents and queries: several runs, and a report of whether they helped (cloze adapt)"
+    ]
     lines += ["", "Example:", "", f"  {name} promptbert --corpus my-sentences.txt --out runs/mine"]
     lines += ["", f"Keys and presets of a recipe:  {name} promptbert --help"]
     return "\n".join(lines)

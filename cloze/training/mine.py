@@ -34,27 +34,27 @@ class MineOptions(ModelOptions):
     """Find hard negatives for pairs of texts with a model, in the pairs' own second column or in other files."""
 
     model: CliPositionalArg[str] = Field(
-        description="a run, a bundle (its most exact graph, or --precision), an encoder's folder, a hub name, or a "
+        description="a run, a bundle (its most precise graph, or --precision), an encoder's folder, a hub name, or a "
         "server's http://HOST:PORT"
     )
     pairs: Path = Field(description="file of pairs: csv, tsv, jsonl or parquet")
     columns: CliVariadicArg[list[str]] = Field(
-        ["sent0", "sent1"], min_length=2, max_length=2, description="its columns: the text, and its positive"
+        ["sent0", "sent1"], min_length=2, max_length=2, description="columns of the text and of its positive"
     )
     corpus: CliVariadicArg[list[str]] = Field(
         [], description="files of sentences to take negatives from (default: the second column of the pairs)"
     )
     corpus_columns: CliVariadicArg[list[str]] = Field(
-        [], max_length=1, description="the column of text in csv, tsv, jsonl or parquet files of --corpus"
+        [], max_length=1, description="the text column of csv, tsv, jsonl or parquet files in --corpus"
     )
-    out: Path = Field(description="file to write, .csv, .tsv or .jsonl: the pairs with a column for each negative")
+    out: Path = Field(description="file to write, .csv, .tsv or .jsonl: the pairs, with one column per negative")
     negatives: Annotated[Count, Field(le=8)] = Field(
-        1, description="negatives per pair, of which a recipe reads 8; a pair with fewer is left out"
+        1, description="negatives per pair, at most the 8 that a recipe reads; pairs with fewer are skipped"
     )
     margin: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.05, description="a negative's cosine is at most the positive's minus this"
+        0.05, description="the cosine of a negative is at most the positive's minus this margin"
     )
-    depth: Count = Field(100, description="nearest texts to choose from")
+    depth: Count = Field(100, description="number of nearest texts from which to choose")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

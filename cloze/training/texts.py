@@ -49,34 +49,36 @@ QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why 
 
 
 class TextsOptions(Options):
-    """Make the texts of `cloze fit distill --teacher-vectors` from consecutive sentences."""
+    """Make training texts for `cloze fit distill --teacher-vectors` from consecutive sentences."""
 
-    out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and retrieval/ in")
+    out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and retrieval/ to")
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1,
-        description="sources: files, or quoted patterns of files, of consecutive sentences, such as articles, one per "
-        "line, with an empty line between articles",
+        description="sources: files, or quoted glob patterns, of consecutive sentences, such as articles, one "
+        "sentence per line, with an empty line between articles",
     )
     singles: CliVariadicArg[list[str]] = Field(
         [],
         description="files of texts that stand alone, such as questions, one per line; no passage contains them",
     )
     columns: CliVariadicArg[list[str]] = Field(
-        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+        [], max_length=1, description="the text column of csv, tsv, jsonl or parquet files"
     )
     sentences: Count = Field(160_000, description="sentences to train on")
     passages: Count = Field(20_000, description="passages of 50 to 400 words to train on")
-    queries: Count = Field(120_000, description="queries to train on, a few words of a sentence")
+    queries: Count = Field(120_000, description="queries to train on; each is a few words of a sentence")
     single_texts: Count = Field(0, description="texts of --singles to train on")
     held_out: Count = Field(
         10_000,
-        description="passages of each source to keep out of training, with at most a tenth of its sentences",
+        description="passages of each source to hold out of training, with at most a tenth of its sentences",
     )
-    held_out_queries: Annotated[int, Field(ge=1)] = Field(2_000, description="most queries of each source's collection")
+    held_out_queries: Annotated[int, Field(ge=1)] = Field(
+        2_000, description="maximum number of queries in each source's held-out collection"
+    )
     exclude: CliVariadicArg[list[Path]] = Field(
-        [], description="files and folders with evaluation data, whose texts and sentences must not occur"
+        [], description="files and folders of evaluation data; their texts and sentences are excluded from the result"
     )
-    seed: Count = Field(0, description="seed of the choice")
+    seed: Count = Field(0, description="seed of the random choice")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,21 +17,22 @@ from cloze.options import Options
 
 
 class WeighOptions(Options):
-    """Write a run whose vector is a mean in which a token counts less the more often it occurs in your text."""
+    """Write a run whose mean pooling gives a token less weight the more often it occurs in your text."""
 
     model: CliPositionalArg[str] = Field(
-        description="a run, a bundle, an encoder's folder or a hub name; its vector has to be a mean; an encoder "
-        "without a configuration of its own is read as a mean"
+        description="a run, a bundle, an encoder's folder or a hub name, with mean pooling; an encoder without a "
+        "configuration of its own is read with mean pooling"
     )
     corpus: CliVariadicArg[list[str]] = Field(
-        min_length=1, description="files of sentences like those to embed, one per line: their tokens are counted"
+        min_length=1, description="files of sentences like those to embed, one per line; their tokens are counted"
     )
-    columns: CliVariadicArg[list[str]] = Field([], description="columns of text in csv, tsv, jsonl or parquet files")
+    columns: CliVariadicArg[list[str]] = Field([], description="text columns of csv, tsv, jsonl or parquet files")
     smoothing: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         0.03,
-        description="a token with the share p of the corpus weighs this / (this + p); large: nearly all weigh the same",
+        description="the weight of a token that makes up the share p of the corpus is this / (this + p); the larger, "
+        "the more equal the weights",
     )
-    out: Path = Field(description="folder to write: a run")
+    out: Path = Field(description="run folder to write")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

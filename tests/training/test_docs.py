@@ -77,9 +77,9 @@ SHARED: dict[type[Options], str] = {  # what several commands have, and the titl
 DESCRIBED = {  # what the docstring of the options does not say
     "serve": "Serve bundles over HTTP. The options are the [settings of the service](settings.md). `--check` only "
     "loads and tests the bundles.",
-    "fit": "Train a sentence encoder by a recipe: `cloze fit RECIPE`. Further options are the [keys of the "
+    "fit": "Train a sentence encoder with a recipe: `cloze fit RECIPE`. Further options are the [keys of the "
     "recipe](keys.md).",
-    "pretrain": "Masked language modelling, continued or from scratch, by the recipe `mlm`. Further options are the "
+    "pretrain": "Masked language modelling, continued or from scratch, with the recipe `mlm`. Further options are the "
     "[keys of that recipe](keys.md#mlm).",
 }
 

@@ -182,7 +182,9 @@ def test_without_arguments_the_recipes_and_an_example(capsys: pytest.CaptureFixt
     assert "cloze fit promptbert --corpus" in output
 
 
-def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # argparse would break a line within google-bert
+
     def help_text(*words: str) -> str:
         with pytest.raises(SystemExit, match="0"):
             main([*words, "--help"])
@@ -198,9 +200,10 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     assert "(default: google-bert/bert-large-uncased)" in help_text("simcse", "--preset", "bert-large")
     ssimcse = help_text("ssimcse")
     assert (
-        "--rates [X ...] the distribution's numbers; uniform: lowest and highest rate (default: [0.0, 0.2])" in ssimcse
+        "--rates [X ...] parameters of the distribution; uniform: the lowest and the highest rate (default: [0.0, 0.2])"
+        in ssimcse
     )
-    assert "--attention-dropout, --no-attention-dropout draw the rates" in ssimcse
+    assert "--attention-dropout, --no-attention-dropout also draw the rates" in ssimcse
     assert "--method" not in ssimcse
 
 

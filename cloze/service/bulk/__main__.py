@@ -27,53 +27,60 @@ INCOMPLETE: Final = 1  # exit status of --check if some rows are not processed y
 
 
 class BulkOptions(Options):
-    """Embed the texts of files into parquet files, on this machine or on a Ray cluster.
+    """Embed the texts in files and write parquet files, on this machine or on a Ray cluster.
 
-    An interrupted job resumes where it stopped when the same command is started again. The exit status is 3 if some
-    rows have no vector; the folder `errors` in OUT says which, and why.
+    To resume an interrupted job, run the same command again. The exit status is 3 if some rows have no vector; the
+    folder `errors` in OUT lists them with the reasons.
     """
 
     input: CliPositionalArg[str] = Field(
-        description="A file, a folder, a pattern or a URL: .parquet, .jsonl, .csv, .tsv, .txt, also with .gz, .bz2, "
-        ".xz or .zst"
+        description="A file, a folder, a glob pattern or a URL: .parquet, .jsonl, .csv, .tsv, .txt, also with .gz, "
+        ".bz2, .xz or .zst"
     )
     out: CliPositionalArg[str] = Field(description="The folder to write, or its URL")
     bundle: Path = Field(
         Path(DEFAULT),
         description="Folder of the bundle, at the same path on every node. cloze-mini: the model that comes with Cloze",
     )
-    text_column: str = Field("text", description="Column of the texts")
+    text_column: str = Field("text", description="Column that contains the texts")
     id_column: str | None = Field(
-        None, description="Column that identifies a row. Unset: a column id is added, FILE:ROW"
+        None, description="Column that identifies each row. Unset: a column id with FILE:ROW is added"
     )
-    columns: CliVariadicArg[list[str]] = Field([], description="Columns to keep beside these two. Unset: all")
+    columns: CliVariadicArg[list[str]] = Field([], description="Further columns to keep. Unset: all")
     prompt_name: str | None = Field(None, description="Name of one of the bundle's templates, such as document")
     dtype: Literal["float32", "float16", "int8", "binary"] = Field(
-        "float32", description="Type of the vectors' numbers: float32, float16, int8, or binary: a bit each"
+        "float32", description="Type of the vector components: float32, float16, int8, or binary (one bit each)"
     )
-    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
-    normalize: bool = Field(True, description="Give each vector length 1")
-    auto_truncate: bool = Field(True, description="Truncate texts that are too long. Otherwise they have no vector")
+    dimensions: int | None = Field(None, ge=1, description="Keep only this many leading dimensions, before normalising")
+    normalize: bool = Field(True, description="Scale each vector to length 1")
+    auto_truncate: bool = Field(True, description="Truncate texts that are too long. Otherwise they get no vector")
     chunk_tokens: int | None = Field(
-        None, ge=1, description="Embed a longer text as the mean of its chunks of at most this many tokens"
+        None,
+        ge=1,
+        description="Split longer texts into chunks of at most this many tokens, and use the mean of the chunks' "
+        "vectors",
     )
     server: str = Field(
         "",
-        description="URL of a running service of the same bundle, which computes the vectors. It serves interactive "
-        "requests first",
+        description="URL of a running service with the same bundle, which computes the vectors. It gives priority to "
+        "interactive requests",
     )
-    key_file: Path | None = Field(None, description="File with an API key of that service")
+    key_file: Path | None = Field(None, description="File with an API key for that service")
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
-    rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
+    rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows per parquet file")
     address: str | None = Field(
         None,
-        description="Ray cluster of which this machine is a node: auto, or HOST:6379 of its head. Unset: this machine "
-        "alone",
+        description="Ray cluster that this machine belongs to: auto, or HOST:6379 of its head node. Unset: this "
+        "machine only",
     )
-    worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
-    worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
-    workers: int = Field(0, ge=0, description="Run at most this many workers. 0: as many as fit")
-    check: bool = Field(False, description="Say whether OUT is complete, and embed nothing. Exit status 1 if it is not")
+    worker_cpus: int = Field(0, ge=0, description="CPUs per worker. 0: as many as the smallest node has, at most 4")
+    worker_gpus: float = Field(
+        0, ge=0, description="GPUs per worker, which may be a fraction. 0: the graph runs on the CPU"
+    )
+    workers: int = Field(0, ge=0, description="Maximum number of workers. 0: as many as fit")
+    check: bool = Field(
+        False, description="Only report whether OUT is complete, and embed nothing. Exit status 1 if it is not"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,13 +37,13 @@ class Content(BaseModel):
 
 
 class Input(BaseModel):
-    """A text in parts, which are joined by a blank."""
+    """A text in parts, which are joined by spaces."""
 
     content: Annotated[list[Content], Field(fail_fast=True)]
 
 
 class CohereRequest(BaseModel):
-    """Texts, each to a vector in one or several types."""
+    """Texts to embed, as vectors of one or more types."""
 
     model_config = ConfigDict(
         strict=True,
@@ -61,20 +61,24 @@ class CohereRequest(BaseModel):
     embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
     max_tokens: int | None = Field(
-        None, ge=1, description="Most tokens of a text; a longer one is truncated or refused, as `truncate` says"
+        None,
+        ge=1,
+        description="Maximum number of tokens of a text; `truncate` says whether a longer one is truncated or rejected",
     )
-    output_dimension: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+    output_dimension: int | None = Field(
+        None, ge=1, description="Keep only this many leading dimensions, before normalising"
+    )
 
 
 class Meta(BaseModel):
-    """What the request cost."""
+    """The version of the API, and the number of tokens."""
 
     api_version: dict[str, str]
     billed_units: dict[str, int]
 
 
 class CohereResponse(BaseModel):
-    """The rows by type, in the order of the texts."""
+    """The embeddings by type, in the order of the texts."""
 
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
     id: str

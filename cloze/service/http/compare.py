@@ -45,7 +45,9 @@ class Layout(NamedTuple):
     compare: Callable[[Vectors], Array]
 
 
-@router.post(SIMILARITY.path, response_model=Cosines, summary="Cosines: one with many, pairs, or two lists")
+@router.post(
+    SIMILARITY.path, response_model=Cosines, summary="Cosines of one text with others, of pairs, or of two lists"
+)
 async def similarity(body: SimilarityRequest, context: Context) -> Response:
     options = body.parameters or EncodingOptions()
     layout = _layout(body.inputs)
@@ -60,7 +62,7 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     ROOT.path,
     response_model=Rows | ChunkRows | Cosines,
     responses=AS_BYTES,
-    summary="/embed or /similarity, by the body",
+    summary="/embed or /similarity, depending on the body",
 )
 async def either(body: Annotated[AnyRequest, Body()], context: Context) -> Response:
     if isinstance(body, SimilarityRequest):
@@ -69,7 +71,10 @@ async def either(body: Annotated[AnyRequest, Body()], context: Context) -> Respo
 
 
 @router.post(
-    SEARCH.path, response_model=list[Found], response_model_exclude_none=True, summary="Texts, ranked for a query"
+    SEARCH.path,
+    response_model=list[Found],
+    response_model_exclude_none=True,
+    summary="Rank texts by their cosine with a query",
 )
 async def search(body: SearchRequest, context: Context) -> Response:
     if not body.texts:

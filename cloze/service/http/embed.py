@@ -35,8 +35,8 @@ QUALITY: Final = re.compile(r";\s*q\s*=\s*([01](?:\.\d*)?)")
 
 AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
-        "description": "A vector for each text. Where the Accept header prefers bytes: the rows one after the other, "
-        "little-endian, of the type in x-embedding-type and the shape in x-embedding-shape",
+        "description": "A vector for each text. If the Accept header prefers bytes: the rows one after the other, "
+        "little-endian, with their type in x-embedding-type and their shape in x-embedding-shape",
         "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
     }
 }

@@ -33,14 +33,14 @@ MESSAGES: Final = dict.fromkeys(("model_attributes_type", "model_type"), "should
 
 
 class ErrorBody(BaseModel):
-    """Every error of the native routes."""
+    """An error of the native routes."""
 
     error: str
     error_type: str
 
 
 class OpenAIError(BaseModel):
-    """What OpenAI's clients look for in an error."""
+    """The fields that OpenAI's clients read from an error."""
 
     message: str
     type: str
@@ -49,13 +49,13 @@ class OpenAIError(BaseModel):
 
 
 class OpenAIErrorBody(BaseModel):
-    """Every error of OpenAI's routes."""
+    """An error of OpenAI's routes."""
 
     error: OpenAIError
 
 
 class CohereErrorBody(BaseModel):
-    """Every error of Cohere's route."""
+    """An error of Cohere's route."""
 
     message: str
 

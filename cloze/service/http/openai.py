@@ -22,19 +22,21 @@ from cloze.service.routes import MODEL, MODELS, OPENAI
 
 
 class EmbeddingsRequest(EncodingOptions):
-    """One text or several, each to a vector of length 1. OpenAI's client sends other fields in `extra_body`."""
+    """One or more texts to embed as vectors of length 1. OpenAI's client sends the other fields in `extra_body`."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"input": ["A man plays a guitar."]}})
 
-    input: Inputs = Field(description="A text or a list of texts; token ids only where the service allows them")
+    input: Inputs = Field(description="A text or a list of texts; or token ids, if the service accepts them")
     encoding_format: Format | None = Field(
-        None, description="null or float; base64, as OpenAI's clients ask for; the others as in /embed"
+        None,
+        description="null or float: JSON numbers; base64: what OpenAI's clients request by default; the others as in "
+        "/embed",
     )
-    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+    dimensions: int | None = Field(None, ge=1, description="Keep only this many leading dimensions, before normalising")
 
 
 class Embedding(BaseModel):
-    """One row."""
+    """The embedding of one input."""
 
     object: Literal["embedding"]
     index: int
@@ -42,17 +44,17 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens of all sequences, the template's included."""
+    """Number of tokens in all inputs, templates included."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(BaseModel):
-    """One row for each input, in order."""
+    """One embedding for each input, in order."""
 
     object: Literal["list"]
-    id: str = Field(description="that of the request, as the header x-request-id; some clients need one")
+    id: str = Field(description="id of the request, as in the header x-request-id; some clients require one")
     data: list[Embedding]
     model: str
     usage: Usage
@@ -63,17 +65,21 @@ class ModelCard(BaseModel):
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="seconds since 1970, when the bundle was written")
+    created: int = Field(description="when the bundle was written, in seconds since 1970")
     owned_by: Literal["cloze"] = "cloze"
-    max_model_len: int = Field(description="tokens of a sequence, template included; vLLM's name for it")
+    max_model_len: int = Field(
+        description="maximum number of tokens of a sequence, template included; vLLM's name for it"
+    )
     root: str = Field(description="the model's own name; `id` may be an alias")
-    embedding_space: str = Field(description="digest of all that decides a vector; see the header x-embedding-space")
-    template: str = Field(description="words around a text; [X] stands for it, and the vector may be read at [MASK]")
-    templates: dict[str, str] = Field(description="named templates, of which `prompt_name` or an alias chooses one")
+    embedding_space: str = Field(
+        description="digest of everything that determines a vector; also the header x-embedding-space"
+    )
+    template: str = Field(description="prompt template; [X] stands for the text, and the vector may be read at [MASK]")
+    templates: dict[str, str] = Field(description="named templates, which `prompt_name` or an alias chooses")
 
 
 class ModelList(BaseModel):
-    """Every model that is served."""
+    """All served models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -107,9 +113,9 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
 
 
 @router.head(MODELS.path, include_in_schema=False)
-@router.get(MODELS.path, responses=documented(401, shape="openai"), summary="What is served")
+@router.get(MODELS.path, responses=documented(401, shape="openai"), summary="The served models")
 async def list_models(context: Context) -> ModelList:
-    """List every model and its aliases; under /models/NAME that model alone."""
+    """List every model and its aliases. Under /models/NAME, only that model and its aliases."""
     models = context.services.models
     found = {name: models.find(name) for name in (*models.served, *models.aliases)}
     with lease(context) as leased:
@@ -118,9 +124,9 @@ async def list_models(context: Context) -> ModelList:
 
 
 @router.head(ANY_MODEL, include_in_schema=False)
-@router.get(ANY_MODEL, responses=documented(401, 404, shape="openai"), summary="One of these")
+@router.get(ANY_MODEL, responses=documented(401, 404, shape="openai"), summary="One of the served models")
 async def one_model(
-    model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
+    model: Annotated[str, Path(description="Name of a model, as listed by /v1/models")], context: Context
 ) -> ModelCard:
     if not model:
         raise ModelNotFound("the path ends in a slash and names no model; ask for /v1/models, which lists them")

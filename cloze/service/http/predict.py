@@ -26,7 +26,7 @@ OWN: Final = (
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
 
-@router.post(PREDICT.path, response_model=Predictions, summary="Labels of texts, by the model's heads")
+@router.post(PREDICT.path, response_model=Predictions, summary="Classify texts with the model's heads")
 async def predict(body: PredictRequest, context: Context) -> Response:
     if body.prompt_name is not None:
         raise ValidationFailed(OWN)

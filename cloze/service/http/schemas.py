@@ -9,7 +9,7 @@ from cloze.encoding.text import Direction
 from cloze.service.http.request import AnyIds, Inputs, Text, TextList, TextOrTexts, one_of
 from cloze.service.inference.vectors import Format
 
-ModelName = Annotated[str | None, Field(description="Name of the model; null: the default")]
+ModelName = Annotated[str | None, Field(description="Name of the model; null: the default model")]
 Rows = list[list[float]] | list[list[int]] | list[str]
 
 
@@ -21,9 +21,11 @@ class _Sided(_Body):
     """The model, and the side from which a text that is too long is truncated."""
 
     model: ModelName = None
-    truncation_direction: Literal["left", "Left", "right", "Right"] = Field("right", description="The truncated side")
+    truncation_direction: Literal["left", "Left", "right", "Right"] = Field(
+        "right", description="Side from which a text that is too long is truncated"
+    )
     prompt_name: str | None = Field(
-        None, description="Name of one of the model's templates, as /info lists them; null: its own template"
+        None, description="Name of one of the model's templates, as listed by /info; null: the model's default template"
     )
 
     @property
@@ -34,23 +36,29 @@ class _Sided(_Body):
 class EncodingOptions(_Sided):
     """How texts are encoded."""
 
-    truncate: bool | None = Field(None, description="Truncate or refuse a text that is too long; null: as /info says")
+    truncate: bool | None = Field(
+        None,
+        description="Truncate a text that is too long (true) or reject it (false); null: `auto_truncate` of /info "
+        "applies",
+    )
 
 
 class Chunking(_Body):
-    """How a long text is cut into chunks, at the ends of words and, where it can be, of sentences."""
+    """How long texts are split into chunks: between words and, where possible, between sentences."""
 
-    tokens: int | None = Field(None, ge=1, description="Tokens of a chunk at most; null: as many as fit")
+    tokens: int | None = Field(None, ge=1, description="Maximum number of tokens in a chunk; null: as many as fit")
     overlap: int = Field(
-        0, ge=0, description="Tokens that a chunk shares with the one before, at most half of `tokens`"
+        0, ge=0, description="Number of tokens that a chunk shares with the previous one, at most half of `tokens`"
     )
     mean: bool = Field(
-        False, description="One vector for each text: the mean of its chunks' unit vectors, weighted by characters"
+        False,
+        description="Return one vector per text: the mean of its chunks' unit vectors, weighted by their number of "
+        "characters",
     )
 
 
 class ChunkRow(BaseModel):
-    """One chunk: its place in the text, in characters, and its vector."""
+    """One chunk: where it starts and stops in the text, in characters, and its vector."""
 
     start: int
     stop: int
@@ -61,15 +69,16 @@ ChunkRows = list[list[ChunkRow]]
 
 
 class EmbedRequest(EncodingOptions):
-    """One text or several, each to a vector, or to one for each of its chunks."""
+    """One or more texts to embed. Each gets one vector, or one for each of its chunks."""
 
-    inputs: Inputs = Field(description="A text or a list of texts; token ids only where the service allows them")
-    normalize: bool = Field(True, description="Give each vector length 1")
-    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+    inputs: Inputs = Field(description="A text or a list of texts; or token ids, if the service accepts them")
+    normalize: bool = Field(True, description="Scale each vector to length 1")
+    dimensions: int | None = Field(None, ge=1, description="Keep only this many leading dimensions, before normalising")
     encoding_format: Format | None = Field(
         None,
         description="null or float: JSON numbers; base64: little-endian float32; float16: base64 of little-endian "
-        "float16; int8: integers, each row scaled to 127; binary, ubinary: signs, eight to a byte",
+        "float16; int8: integers, each row scaled so that its largest magnitude is 127; uint8: the same plus 128; "
+        "binary, ubinary: sign bits, eight per byte",
     )
 
     chunk: Chunking | None = Field(None, description="Cut long texts into chunks instead of truncating them")
@@ -78,20 +87,20 @@ class EmbedRequest(EncodingOptions):
 
 
 class Sentences(_Body):
-    """One text, and the texts it is compared with."""
+    """One text, and the texts to compare it with."""
 
     source_sentence: str
     sentences: TextList
 
 
 class Pairs(_Body):
-    """Pairs of texts."""
+    """Pairs of texts to compare."""
 
     pairs: Annotated[list[Annotated[TextList, Field(min_length=2, max_length=2)]], Field(fail_fast=True)]
 
 
 class Lists(_Body):
-    """Every text of the first list with every text of the second."""
+    """Two lists of texts: every text of the first is compared with every text of the second."""
 
     source_sentences: TextList
     sentences: TextList
@@ -103,12 +112,12 @@ def _comparison(value: Any) -> str:
 
 
 Calibrated = Annotated[
-    bool, Field(description="Answer what each cosine means by the model's calibration, as /info describes it")
+    bool, Field(description="Return calibrated values instead of cosines; `calibration` in /info says what they mean")
 ]
 
 
 class SimilarityRequest(_Body):
-    """Cosines of one text with others, of pairs, or of every text of one list with every text of another."""
+    """Texts to compare by cosine: one with others, in pairs, or every text of one list with every text of another."""
 
     inputs: Annotated[
         Annotated[Sentences, Tag("Sentences")] | Annotated[Pairs, Tag("Pairs")] | Annotated[Lists, Tag("Lists")],
@@ -139,16 +148,16 @@ AnyRequest = Annotated[
 class SearchRequest(EncodingOptions):
     """Texts to rank by their cosine with a query.
 
-    The query is put into the model's template `query`, or the one of `prompt_name`, and the texts into its template
-    `document`, where it has them.
+    The query is embedded with the model's template `query`, or the one that `prompt_name` names, and the texts with its
+    template `document`. A model without these templates uses its default template.
     """
 
     query: str
     texts: TextList
-    top_k: int | None = Field(None, ge=1, description="How many texts to return; null: all")
-    return_text: bool = Field(False, description="Return each text with its index")
+    top_k: int | None = Field(None, ge=1, description="Number of texts to return; null: all")
+    return_text: bool = Field(False, description="Also return each text, not only its index")
     calibrated: Calibrated = False
-    threshold: float | None = Field(None, description="Return only texts with this score or a higher one")
+    threshold: float | None = Field(None, description="Return only texts whose score is at least this")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -158,9 +167,9 @@ class SearchRequest(EncodingOptions):
 
 
 class Found(BaseModel):
-    """One text of a search: its index in `texts`, its score, and the text where it was asked for.
+    """One result of a search: its index in `texts`, its score, and the text if `return_text` is set.
 
-    The score is the cosine with the query, or what that means, where `calibrated` was asked for.
+    The score is the cosine with the query, or the calibrated value if `calibrated` is set.
     """
 
     index: int
@@ -169,7 +178,7 @@ class Found(BaseModel):
 
 
 class ExplainRequest(EncodingOptions):
-    """Two texts whose cosine is to be explained by their words."""
+    """Two texts whose cosine is explained word by word."""
 
     inputs: Annotated[TextList, Field(min_length=2, max_length=2, description="The two texts")]
 
@@ -179,9 +188,9 @@ class ExplainRequest(EncodingOptions):
 
 
 class ExplainedWord(BaseModel):
-    """One word, its place in the text, in characters, and the cosine without the word minus the cosine.
+    """One word, where it starts and stops in the text, in characters, and how the cosine changes if it is removed.
 
-    Below 0 the word makes the texts more similar. null for a text's only word: nothing would be left to compare.
+    A change below 0 means that the word makes the texts more similar. null: the word is the only one of its text.
     """
 
     word: str
@@ -204,30 +213,30 @@ Single = Annotated[TextList, Field(max_length=1), Tag("list[str]")]
 
 
 class PredictRequest(EncodingOptions):
-    """One text, or several as [["one"], ["another"]], to answer with the labels of a head.
+    """One text, or several as [["one"], ["another"]], to classify with one or more heads.
 
-    A list of two texts is a pair for text-embeddings-inference, and no head takes pairs.
+    In text-embeddings-inference a list of two texts is a pair, and heads do not accept pairs.
     """
 
     inputs: Annotated[Text | Single | Batch, one_of('a text, or a list of texts in lists of one: [["a"], ["b"]]')]
     prompt_name: str | None = Field(
-        None, description="Refused: a head is learnt from vectors of the model's own template"
+        None, description="Rejected: a head is trained on vectors of the model's default template"
     )
     head: str | Annotated[TextList, Field(min_length=1)] | None = Field(
-        None, description="Name of a head, as /info lists them, or of several; null: the model's only one"
+        None, description="Name of a head, as listed by /info, or a list of names; null: the model's only head"
     )
-    raw_scores: bool = Field(False, description="Answer scores instead of probabilities")
+    raw_scores: bool = Field(False, description="Return scores instead of probabilities")
     abstain: bool = Field(
         False,
-        description="Leave out what does not reach the head's threshold: of one label a text whose best does not, of "
-        "several each that does not",
+        description="Omit what does not reach the head's threshold. With one label per text: return no labels for a "
+        "text whose best label does not reach it; with several: omit each label that does not",
     )
 
     model_config = ConfigDict(json_schema_extra={"example": {"inputs": [["Where is the station?"], ["Call me."]]}})
 
 
 class Prediction(BaseModel):
-    """A label and its probability, or its score where `raw_scores` was asked for."""
+    """A label and its probability, or its score if `raw_scores` is set."""
 
     label: str
     score: float
@@ -239,28 +248,28 @@ Predictions = OfText | OfTexts | dict[str, OfText | OfTexts]
 
 
 class TokenizeRequest(_Sided):
-    """Texts to show as the model sees them."""
+    """Texts to show as the tokens that the model sees."""
 
     inputs: TextOrTexts
-    add_special_tokens: bool = Field(True, description="Include the tokens of the template, [CLS] and [SEP]")
+    add_special_tokens: bool = Field(True, description="Include [CLS], [SEP] and the tokens of the template")
 
     model_config = ConfigDict(json_schema_extra={"example": {"inputs": "A man plays a guitar."}})
 
 
 class TokenInfo(BaseModel):
-    """One token. Offsets are characters of the text; tokens that are not part of the text have none."""
+    """One token. `start` and `stop` are in characters of the text; null: the token is not part of the text."""
 
     id: int
     text: str
     special: bool
     start: int | None
     stop: int | None
-    template: bool = Field(description="Whether it belongs to the template, not to the text")
-    cut: bool = Field(description="Whether it is truncated, because the text is too long")
+    template: bool = Field(description="Whether the token belongs to the template rather than to the text")
+    cut: bool = Field(description="Whether the token is truncated because the text is too long")
 
 
 class DecodeRequest(_Body):
-    """Token ids of the model's own vocabulary to write as text."""
+    """Token ids of the model's own vocabulary to decode to text."""
 
     ids: AnyIds
     skip_special_tokens: bool = True
@@ -275,47 +284,52 @@ class TemplateInfo(BaseModel):
     text: str
     pooling: str
     template_tokens: int = Field(description="tokens of the template, [CLS] and [SEP] included")
-    text_tokens: int = Field(description="tokens of a text that fit beside them")
+    text_tokens: int = Field(description="maximum number of tokens of a text, beside those of the template")
     final_period: bool
     denoising: bool
 
 
 class CalibrationInfo(BaseModel):
-    """What the answers of /similarity and /search are where `calibrated` is asked for."""
+    """What /similarity and /search return if `calibrated` is set."""
 
-    meaning: Meaning = Field(description="score: as people give it; probability: of the same meaning")
-    lowest: float = Field(description="of the scale")
+    meaning: Meaning = Field(
+        description="score: on the scale of the judged pairs; probability: that two texts have the same meaning"
+    )
+    lowest: float = Field(description="lowest value of the scale")
     highest: float
-    source: str = Field(description="the file of judged pairs")
+    source: str = Field(description="name of the file of judged pairs")
     pairs: int
-    error: float = Field(description="expected calibration error on held-out pairs, as a share of the scale")
-    thresholds: dict[str, float] = Field(description="values, by what they are best for")
+    error: float = Field(description="expected calibration error on held-out pairs, as a fraction of the scale")
+    thresholds: dict[str, float] = Field(description="thresholds of the values, by criterion, such as F1")
 
 
 class HeadInfo(BaseModel):
-    """What /predict answers with one of the model's heads."""
+    """One of the model's classifier heads, which /predict uses."""
 
     labels: list[str]
-    several: bool = Field(description="whether a text may have several of the labels, or none")
-    threshold: float | None = Field(description="probability below which it abstains, where a request lets it")
-    texts: int = Field(description="that it was learnt from")
-    source: str = Field(description="the file of labelled texts")
-    figures: dict[str, float] = Field(description="of texts that it was not fitted to")
+    several: bool = Field(description="whether a text may have several of the labels, or none of them")
+    threshold: float | None = Field(
+        description="probability below which the head abstains if a request sets `abstain`; null: no threshold "
+        "reaches the accuracy that was requested"
+    )
+    texts: int = Field(description="number of texts that it was trained on")
+    source: str = Field(description="name of the file of labelled texts")
+    figures: dict[str, float] = Field(description="scores on held-out texts")
 
 
 class Info(BaseModel):
-    """The model and the limits, under text-embeddings-inference's keys and further ones."""
+    """The model and the limits of the service: the keys of text-embeddings-inference, and further ones."""
 
     model_config = ConfigDict(protected_namespaces=())
 
     model_id: str
-    model_sha: str | None = Field(description="sha256 of the graph's file")
-    bridge_sha: str | None = Field(None, description="sha256 of the bridge's file; null: the model has none")
+    model_sha: str | None = Field(description="SHA-256 of the graph's file")
+    bridge_sha: str | None = Field(None, description="SHA-256 of the bridge's file; null: the model has no bridge")
     model_dtype: str
     served_model_name: str
     model_type: dict[str, dict[str, str]]
     max_concurrent_requests: int
-    max_input_length: int = Field(description="tokens of a sequence, template included")
+    max_input_length: int = Field(description="maximum number of tokens of a sequence, template included")
     max_batch_tokens: int
     max_batch_requests: int | None = None
     max_client_batch_size: int
@@ -326,24 +340,28 @@ class Info(BaseModel):
     docker_label: str | None = None
     dimension: int
     provider: str
-    threads: int = Field(description="that run graphs on the CPU")
+    threads: int = Field(description="CPU threads that run graphs")
     threads_per_batch: int
-    token_ids: bool = Field(description="whether token ids are taken for a text")
+    token_ids: bool = Field(description="whether token ids are accepted in place of texts")
     vocabulary_size: int
     max_tokens_in_flight: int
-    max_bytes_in_flight: int = Field(description="bytes of the requests in flight, of bodies and of answers")
-    max_text_characters: int = Field(description="characters, or token ids, of one text")
-    max_body_bytes: int = Field(description="bytes of one request's body")
-    max_similarities: int = Field(description="cosines of two lists, in one request of /similarity")
-    max_explained_words: int = Field(description="words of the two texts of /explain")
-    max_predictions: int = Field(description="texts of one request of /predict × labels of its heads")
-    max_tokenize_characters: int = Field(description="characters, and tokens of templates, in one /tokenize")
-    max_decode_ids: int = Field(description="token ids of one request of /decode")
+    max_bytes_in_flight: int = Field(description="limit on the bytes of all requests in flight, bodies and responses")
+    max_text_characters: int = Field(description="limit on the characters, or token ids, of one text")
+    max_body_bytes: int = Field(description="limit on the bytes of a request's body")
+    max_similarities: int = Field(description="limit on the cosines of two lists in one request of /similarity")
+    max_explained_words: int = Field(description="limit on the words of the two texts of /explain, together")
+    max_predictions: int = Field(description="limit on texts × labels of the heads in one request of /predict")
+    max_tokenize_characters: int = Field(
+        description="limit on the characters, and tokens of templates, in one request of /tokenize"
+    )
+    max_decode_ids: int = Field(description="limit on the token ids in one request of /decode")
     template: TemplateInfo
-    templates: dict[str, str] = Field(description="further templates, which a request names by `prompt_name`")
-    calibration: CalibrationInfo | None = Field(description="null: the model has none")
-    heads: dict[str, HeadInfo] = Field(description="the classifiers that /predict answers with")
-    embedding_space: str = Field(description="digest of all that decides a vector; also the header x-embedding-space")
-    models: list[str] = Field(description="every model that is served; each has its own /models/NAME/info")
+    templates: dict[str, str] = Field(description="named templates, which a request chooses by `prompt_name`")
+    calibration: CalibrationInfo | None = Field(description="null: the model has no calibration")
+    heads: dict[str, HeadInfo] = Field(description="classifier heads of /predict, by name")
+    embedding_space: str = Field(
+        description="digest of everything that determines a vector; also the header x-embedding-space"
+    )
+    models: list[str] = Field(description="all served models; each has its own /models/NAME/info")
     default_model: str
     aliases: dict[str, str] = Field(description="other names of the models")

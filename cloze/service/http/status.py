@@ -24,13 +24,13 @@ admin = APIRouter(tags=["admin"], responses=documented(401, 409))  # needs an ad
 
 
 @probes.head(HEALTH.path, include_in_schema=False)
-@probes.get(HEALTH.path, responses=documented(503), summary="Whether every model answers")
+@probes.get(HEALTH.path, responses=documented(503), summary="Whether every model works")
 @probes.head(READY.path, include_in_schema=False)
-@probes.get(READY.path, responses=documented(503), summary="The same")
+@probes.get(READY.path, responses=documented(503), summary="The same as /health")
 async def ready(context: Context) -> Response:
-    """Return an empty answer where every model answers; a model whose last batch failed is tried. Busy is ready.
+    """Return an empty response if every model works. A model whose last batch failed is tried again.
 
-    Under /models/NAME only that model counts.
+    A busy service is ready. Under /models/NAME, only that model is checked.
     """
     with lease(context) as model:
         await context.services.health.check(model if context.model else None)
@@ -38,18 +38,18 @@ async def ready(context: Context) -> Response:
 
 
 @probes.head(LIVE.path, include_in_schema=False)
-@probes.get(LIVE.path, summary="Whether the process answers")
+@probes.get(LIVE.path, summary="Whether the process responds")
 @probes.head(STARTUP.path, include_in_schema=False)
 @probes.get(STARTUP.path, summary="Whether every model is loaded and warmed up")
 async def live() -> Response:
-    """Return an empty answer; until every model is loaded and warmed up, the port is closed."""
+    """Return an empty response. The port is closed until every model is loaded and warmed up."""
     return Response()
 
 
 @router.head(INFO.path, include_in_schema=False)
 @router.get(INFO.path, summary="The default model, its template and limits")
 async def info(context: Context) -> Info:
-    """Under /models/NAME, describe that model; under an alias, with the template that it chooses."""
+    """Under /models/NAME, describe that model. An alias is described with the template that it chooses."""
     services = context.services
     with lease(context) as model:
         settings, models, threads = services.settings, services.models, services.executors.threads
@@ -120,9 +120,9 @@ async def metrics(context: Context) -> Response:
     return Response(context.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-@admin.post(RELOAD.path, summary="Read the folder of bundles again")
+@admin.post(RELOAD.path, summary="Reload the folder of bundles")
 async def reload(context: Context) -> Reloaded:
-    """Load new and changed bundles beside the served ones, check them, warm them up and swap: all of them or none."""
+    """Load, check and warm up new and changed bundles beside the served ones, then swap in all of them or none."""
     try:
         return await context.services.models.reload()
     except ClozeError as error:

@@ -18,7 +18,9 @@ MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
 
-@router.post(TOKENIZE.path, response_model=list[list[TokenInfo]], summary="What the model sees, and what is truncated")
+@router.post(
+    TOKENIZE.path, response_model=list[list[TokenInfo]], summary="The tokens of texts, and which are truncated"
+)
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not texts:
@@ -41,7 +43,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
         return await _respond(explain, context, size)
 
 
-@router.post(DECODE.path, response_model=list[str], summary="Token ids, as text")
+@router.post(DECODE.path, response_model=list[str], summary="Decode token ids to text")
 async def decode(body: DecodeRequest, context: Context) -> Response:
     if not body.ids:
         raise EmptyInput("ids is an empty list; send at least one id")

@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
 
 class Reloaded(BaseModel):
-    """Names of the models that a reload changed, of those it did not, and of the default."""
+    """Names of the models that a reload added, changed, removed or left unchanged, and of the default model."""
 
     added: list[str]
     changed: list[str]

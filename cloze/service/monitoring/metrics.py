@@ -37,10 +37,10 @@ TEXTS: Final = tuple(float(2**power) for power in range(13))  # 1 to 4096
 TOKENS: Final = tuple(float(2**power) for power in range(4, 18))  # 16 to 131 072
 
 SPACE: Final = {
-    "texts": "Distinct texts in the sample of recent traffic that the next three describe.",
-    "mean_cosine": "Mean cosine of all pairs in the sample. Near 1, all texts look alike.",
-    "mean_norm": "Mean length of the vectors in the sample, before normalisation.",
-    "truncated_ratio": "Share of the texts in the sample that were truncated.",
+    "texts": "Distinct texts in the drift sample, which is taken from recent traffic.",
+    "mean_cosine": "Mean cosine of all pairs in the drift sample. Near 1: all texts look alike.",
+    "mean_norm": "Mean length of the vectors in the drift sample, before normalisation.",
+    "truncated_ratio": "Fraction of the texts in the drift sample that were truncated.",
 }
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each metric, which nothing reads
@@ -56,18 +56,20 @@ class ModelMetrics(NamedTuple):
     model_loaded: Annotated[Gauge, "1 for each served model."]
     model_load_seconds: Annotated[Gauge, "Seconds spent loading and warming up the model."]
     texts: Annotated[Counter, "Texts embedded."]
-    cache_hits: Annotated[Counter, "Texts not computed: cached, or equal to another of their request."]
-    tokens: Annotated[Counter, "Tokens embedded, those of the template included."]
+    cache_hits: Annotated[
+        Counter, "Texts not computed, because they were cached or equal to another text of the request."
+    ]
+    tokens: Annotated[Counter, "Tokens embedded, including those of the template."]
     truncations: Annotated[Counter, "Texts that were truncated."]
-    tokenize_seconds: Annotated[Histogram, "Seconds to tokenise a request, waiting for a thread included.", SECONDS]
-    queue_age_seconds: Annotated[Gauge, "Seconds that the oldest text has waited."]
-    queue_texts: Annotated[Gauge, "Texts that wait for a batch."]
-    queue_tokens: Annotated[Gauge, "Tokens that wait for a batch."]
-    queue_seconds: Annotated[Histogram, "Seconds that the texts of a request waited for a batch, on average.", SECONDS]
-    inference_seconds: Annotated[Histogram, "Seconds that a batch ran in the graph.", SECONDS]
-    inference_failures: Annotated[Counter, "Batches that failed, each half that was tried again included."]
-    batch_texts: Annotated[Histogram, "Distinct texts in a batch.", TEXTS]
-    batch_tokens: Annotated[Histogram, "Tokens in a batch, padding included.", TOKENS]
+    tokenize_seconds: Annotated[Histogram, "Seconds to tokenise a request, including the wait for a thread.", SECONDS]
+    queue_age_seconds: Annotated[Gauge, "Seconds that the oldest text in the queue has waited."]
+    queue_texts: Annotated[Gauge, "Texts waiting for a batch."]
+    queue_tokens: Annotated[Gauge, "Tokens waiting for a batch."]
+    queue_seconds: Annotated[Histogram, "Mean seconds that the texts of a request waited for a batch.", SECONDS]
+    inference_seconds: Annotated[Histogram, "Seconds to run a batch through the graph.", SECONDS]
+    inference_failures: Annotated[Counter, "Batches that failed, including each half that was retried."]
+    batch_texts: Annotated[Histogram, "Texts in a batch.", TEXTS]
+    batch_tokens: Annotated[Histogram, "Tokens in a batch, including padding.", TOKENS]
     padding_tokens: Annotated[Counter, "Padding tokens run through the graph."]
 
 
@@ -75,30 +77,32 @@ class Metrics:
     """The service's metrics: a field `name` is a metric `cloze_name`, with its meaning, labels and buckets."""
 
     requests: Annotated[
-        Counter, "Requests answered. Status 499: the client disconnected before the answer.", "route", "status"
+        Counter, "Requests answered. Status 499: the client disconnected before the response.", "route", "status"
     ]
-    failures: Annotated[Counter, "Requests that failed, by error type. Dropped: the client left first.", "reason"]
+    failures: Annotated[
+        Counter, "Requests that failed, by error type. Dropped: the client disconnected first.", "reason"
+    ]
     request_seconds: Annotated[
         Histogram,
-        "Seconds from the head of a request to the end of its answer. Successes on routes that run a model only.",
+        "Seconds from a request's headers to the end of its response. Successful requests to model routes only.",
         "route",
         "priority",
         SECONDS,
     ]
     ready: Annotated[Gauge, "1 while the service is ready, 0 otherwise."]
-    requests_in_flight: Annotated[Gauge, "Requests in flight, GETs included."]
+    requests_in_flight: Annotated[Gauge, "Requests in flight, including GETs."]
     requests_in_flight_limit: Annotated[Gauge, "Configured limit on POSTs in flight: `max_concurrent_requests`."]
     tokens_in_flight: Annotated[Gauge, "Tokens of the requests in flight."]
     tokens_in_flight_limit: Annotated[Gauge, "Configured limit on tokens in flight: `max_tokens_in_flight`."]
     bytes_in_flight: Annotated[
-        Gauge, "Bytes of the requests in flight, of bodies, and of answers that the client has not read yet."
+        Gauge, "Bytes in flight: bodies of requests, and responses that the client has not read yet."
     ]
     bytes_in_flight_limit: Annotated[Gauge, "Configured limit on bytes in flight: `max_bytes_in_flight`."]
-    cache_bytes: Annotated[Gauge, "Memory used by cached vectors, at most `cache_mb`."]
+    cache_bytes: Annotated[Gauge, "Bytes used by cached vectors, at most `cache_mb` MiB."]
     cache_texts: Annotated[Gauge, "Texts whose vectors are cached."]
-    reloads: Annotated[Counter, "Reloads of the models. A failed reload changed nothing.", "outcome"]
-    background_errors: Annotated[Counter, "Errors of background tasks, which continue afterwards.", "task"]
-    log_records_dropped: Annotated[Counter, "Records of the log that were dropped, because stderr was not read."]
+    reloads: Annotated[Counter, "Reloads of the models, by outcome. A failed reload changes nothing.", "outcome"]
+    background_errors: Annotated[Counter, "Errors in background tasks, which continue afterwards.", "task"]
+    log_records_dropped: Annotated[Counter, "Log records dropped because stderr was not read."]
     model_info: Annotated[Gauge, "Always 1. The labels describe the model.", "model", *FACTS]
 
     def __init__(self) -> None:

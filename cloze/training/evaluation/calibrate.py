@@ -13,15 +13,17 @@ from cloze.options import Options
 
 
 class CalibrateOptions(Options):
-    """Learn from judged pairs what a cosine of a bundle means, and add the curve to the bundle."""
+    """Fit a curve from a bundle's cosines to scores or probabilities on judged pairs, and add it to the bundle."""
 
-    bundle: CliPositionalArg[Path] = Field(description="folder of the bundle; it gets a file and a section of its card")
+    bundle: CliPositionalArg[Path] = Field(
+        description="folder of the bundle; a file and a section of the model card are added to it"
+    )
     pairs: Path = Field(
         description="csv, tsv, jsonl or parquet with sentence1, sentence2 and label (1 for the same meaning, else 0) "
         "or score; or an sts-*.csv of the STS benchmark"
     )
     wanted_precision: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="find the threshold with this precision, if the pairs have labels"
+        0.95, description="also find the threshold with this precision, if the pairs have labels"
     )
 
 

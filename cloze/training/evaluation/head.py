@@ -16,16 +16,21 @@ from cloze.options import Options
 
 
 class HeadOptions(Options):
-    """Learn to answer with labels, from labelled texts, and add the head to the bundle."""
+    """Train a classifier head on labelled texts, and add it to the bundle."""
 
-    bundle: CliPositionalArg[Path] = Field(description="folder of the bundle; it gets a file and a section of its card")
+    bundle: CliPositionalArg[Path] = Field(
+        description="folder of the bundle; a file and a section of the model card are added to it"
+    )
     name: str = Field(pattern=f"^{HEAD_NAME}$", description="name of the head, in requests and in the bundle")
-    train: Path | None = Field(None, description="csv, tsv, jsonl or parquet with text and label")
-    separator: str = Field("", description="what separates the labels of one text; without it, each text has one label")
+    train: Path | None = Field(None, description="csv, tsv, jsonl or parquet with the columns text and label")
+    separator: str = Field(
+        "", description="separator between the labels of a text; without it, each text has one label"
+    )
     balanced: bool = Field(False, description="give rare labels as much weight as frequent ones")
     wanted_accuracy: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95,
-        description="find the threshold above which answers have this accuracy, for requests that let the head abstain",
+        description="find the threshold above which predictions have this accuracy, for requests that let the head "
+        "abstain",
     )
     remove: bool = Field(False, description="remove the head from the bundle instead")
 

@@ -35,31 +35,36 @@ Count = Annotated[int, Field(ge=1)]
 class ModelOptions(Options):
     """How the model that a command names is read."""
 
-    key_file: Path | None = Field(None, description="file with the API key of a server")
-    precision: Precision | None = Field(None, description="only this graph of a bundle (default: all)")
+    key_file: Path | None = Field(None, description="file with an API key for a server")
+    precision: Precision | None = Field(None, description="use only this graph of a bundle (default: all)")
     template: str | None = Field(
         None,
-        description="words around a text, for an encoder without a configuration of its own, such as: "
-        'This sentence of "[X]" means [MASK].',
+        description='template for an encoder without a configuration of its own, such as: This sentence of "[X]" '
+        "means [MASK].",
     )
-    query_template: str | None = Field(None, description="words around a search query (default: the model's own)")
+    query_template: str | None = Field(None, description="template of search queries (default: the model's own)")
     document_template: str | None = Field(
-        None, description="words around a document that is searched (default: the model's own)"
+        None, description="template of the documents that are searched (default: the model's own)"
     )
-    pooling: PoolingMode | None = Field(None, description="how the vector is read, for such an encoder")
-    max_tokens: Count | None = Field(None, description="longest sequence (default: what the encoder has positions for)")
-    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
-    denoise: bool | None = Field(None, description="subtract the vector of the template alone, or do not")
+    pooling: PoolingMode | None = Field(None, description="pooling for an encoder without a configuration of its own")
+    max_tokens: Count | None = Field(
+        None, description="maximum number of tokens of a sequence (default: as many as the encoder has positions for)"
+    )
+    final_period: bool | None = Field(
+        None, description="add a period to a text that lacks closing punctuation, or do not"
+    )
+    denoise: bool | None = Field(None, description="denoising: subtract the vector of the template alone, or do not")
     top_k: Count | None = Field(
-        None, description="for a masked language model: use the word embeddings of the K likeliest tokens"
+        None,
+        description="for a masked language model: embed with the word embeddings of the K likeliest tokens at [MASK]",
     )
 
 
 class ScoringOptions(ModelOptions):
     """What `evaluate` and `compare` share."""
 
-    data: Path | None = Field(None, description="folder that holds senteval/downstream, downstream or STS")
-    sts: Paths = Field([], description="your own folders in SemEval's format: STS.input.X.txt with STS.gs.X.txt")
+    data: Path | None = Field(None, description="folder that contains senteval/downstream, downstream or STS")
+    sts: Paths = Field([], description="your own folders in SemEval's format: STS.input.X.txt and STS.gs.X.txt")
     retrieval: Paths = Field(
         [], description="your own folders in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv"
     )
@@ -69,8 +74,8 @@ class ScoringOptions(ModelOptions):
     probes: Paths = Field(
         [], description="your own files with one English sentence per line, from which the probes are made"
     )
-    cache: Path = Field(Path("runs/scores"), description="folder in which the scores of finished sets are kept")
-    fresh: bool = Field(False, description="score again what the cache has")
+    cache: Path = Field(Path("runs/scores"), description="folder that caches the scores of finished sets")
+    fresh: bool = Field(False, description="do not read cached scores: score everything again")
 
     @property
     def own(self) -> dict[str, list[Path]]:
@@ -79,53 +84,54 @@ class ScoringOptions(ModelOptions):
 
 
 class EvaluateOptions(ScoringOptions):
-    """Print the figures of a run, a bundle, any encoder or a running server.
+    """Score a run, a bundle, any encoder or a running server, and print the figures.
 
-    A bundle's graphs are run as they are, one row per precision. Test sets compare models; the two development sets,
-    printed apart, are the ones to choose by. Collections to search are those in the data's folder retrieval.
+    A bundle's graphs are run as they are, with one row per precision. Compare models on the test sets; make choices on
+    the two development sets, which are printed separately. Search collections are read from the folder `retrieval` of
+    the data folder.
     """
 
     path: CliPositionalArg[str] = Field(
         description="a run, a bundle, an encoder's folder, a hub name, or a server's http://HOST:PORT"
     )
     suite: CliVariadicArg[list[str]] = Field([], description=HELP)
-    out: Path | None = Field(None, alias="json", description="file to write the figures to as well")
-    card: bool = Field(False, description="write the figures to the bundle's model card as well")
+    out: Path | None = Field(None, alias="json", description="also write the figures to this file")
+    card: bool = Field(False, description="also write the figures to the bundle's model card")
     beside: Paths = Field(
-        [], description="for the card and the report: figures of other models, from files that --json wrote"
+        [], description="figures of other models to show in the card and the report, from files that --json wrote"
     )
-    report: Path | None = Field(None, description="folder for a report: report.html, report.json and report.md")
+    report: Path | None = Field(None, description="folder to write a report to: report.html, report.json and report.md")
 
 
 class CompareOptions(ScoringOptions):
-    """Compare models with the first one: the difference on each set, with its 95 % interval.
+    """Compare models with the first one: the difference on each set, with its 95 % confidence interval.
 
-    Sets that `evaluate` has scored are read from the cache. The options of a model, such as --template, are used for
-    the encoders that have no configuration of their own.
+    Scores that `evaluate` has cached are reused. Model options such as --template apply only to encoders that have no
+    configuration of their own.
     """
 
     models: CliPositionalArg[list[str]] = Field(
         description="two or more runs, bundles, encoders, servers, or files that evaluate --json wrote"
     )
     suite: CliVariadicArg[list[str]] = Field([], description=HELP)
-    resamples: Annotated[int, Field(ge=100)] = Field(1000, description="resamples of the bootstrap")
-    out: Path | None = Field(None, alias="json", description="file to write the differences to as well")
+    resamples: Annotated[int, Field(ge=100)] = Field(1000, description="number of bootstrap resamples")
+    out: Path | None = Field(None, alias="json", description="also write the differences to this file")
 
 
 class TemplateOptions(Options):
-    """Find the template that suits an untuned encoder best.
+    """Find the best template for an untuned encoder.
 
     Each template is scored by Spearman's correlation x100 of its [MASK] vectors on scored pairs. The default is a
     greedy search as in PromptBERT's Table 4: first for the words between text and mask, then for the words around the
-    text. --templates scores the templates of a file instead, and --t5 those that a T5 writes around words and their
-    definitions.
+    text. --templates scores the templates in a file instead, and --t5 those that a T5 model generates from words and
+    their definitions.
     """
 
     encoder: CliPositionalArg[str] = Field(description="a run, an encoder's folder or a hub name")
     dev: Path = Field(description="file of scored pairs, such as sts-dev.csv")
     templates: Path | None = Field(None, description="score the templates of this file, one per line")
-    t5: str | None = Field(None, description="score the templates that this T5 writes; needs --definitions")
-    figures: Path | None = Field(None, alias="json", description="file to write the full list to as well")
+    t5: str | None = Field(None, description="score the templates that this T5 model generates; requires --definitions")
+    figures: Path | None = Field(None, alias="json", description="also write the full list to this file")
     relations: CliVariadicArg[list[str]] = Field(
         list(RELATIONS), min_length=1, description='greedy search: words between [X] and [MASK]; "" for none'
     )
@@ -133,13 +139,17 @@ class TemplateOptions(Options):
         list(PREFIXES), description="greedy search: words before [X], or around it if [X] is written"
     )
     definitions: Path | None = Field(
-        None, description="for a T5: csv, tsv or jsonl with the columns word and definition"
+        None, description="for --t5: csv, tsv or jsonl with the columns word and definition"
     )
-    examples: Count = Field(32, description="for a T5: number of definitions to use, from the first")
-    count: Count = Field(100, description="for a T5: number of templates to write")
-    denoise: bool = Field(False, description="subtract the vector of the template alone")
-    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
-    max_tokens: Count | None = Field(None, description="longest sequence (default: the encoder's positions)")
+    examples: Count = Field(32, description="for --t5: number of definitions to use, from the start of the file")
+    count: Count = Field(100, description="for --t5: number of templates to generate")
+    denoise: bool = Field(False, description="denoising: subtract the vector of the template alone")
+    final_period: bool | None = Field(
+        None, description="add a period to a text that lacks closing punctuation, or do not"
+    )
+    max_tokens: Count | None = Field(
+        None, description="maximum number of tokens of a sequence (default: as many as the encoder has positions for)"
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

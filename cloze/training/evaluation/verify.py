@@ -65,12 +65,15 @@ UNIT: Final = 1e-2  # the largest difference of a normalised vector's length fro
 class VerifyOptions(Options):
     """Compare a server's vectors with those of a model. Exit code 1 if something differs."""
 
-    url: CliPositionalArg[str] = Field(description="address of the server, http://HOST:PORT or that of one route")
+    url: CliPositionalArg[str] = Field(description="URL of the server, http://HOST:PORT, or of one of its routes")
     model: CliPositionalArg[Path] = Field(description="folder of a bundle or of a sentence-transformers model")
-    api: Literal["auto", "tei", "openai", "cohere"] = Field("auto", description="wire format. auto: all that it has")
+    api: Literal["auto", "tei", "openai", "cohere"] = Field(
+        "auto", description="wire format. auto: all that the server has"
+    )
     served_name: str = Field("", description="name of the model in requests (default: the first that the server lists)")
     least_cosine: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.999, description=f"cosine that counts as agreement; {QUANTISED} for a server that quantises"
+        0.999,
+        description=f"lowest cosine that counts as agreement; give {QUANTISED} for a server with quantised weights",
     )
     key_file: Path | None = Field(None, description="file with the API key")
 

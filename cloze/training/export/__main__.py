@@ -16,22 +16,23 @@ from cloze.training.export.options import BundleOptions
 
 
 class ExportOptions(BundleOptions):
-    """Export a finished run as a bundle of ONNX graphs, compared with torch and, with --data, scored."""
+    """Export a finished run as a bundle of ONNX graphs, which are compared with torch and, with --data, scored."""
 
     run: CliPositionalArg[Path] = Field(
-        description="folder of a finished run, a bundle, or one that sentence-transformers has trained further"
+        description="folder of a finished run, a bundle, or a bundle that was fine-tuned with sentence-transformers"
     )
-    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; an existing bundle is replaced")
     denoise: bool | None = Field(
         None,
-        description="subtract the vector of the template alone, or do not (PromptBERT; default: as in training)",
+        description="denoising, as in PromptBERT: subtract the vector of the template alone, or do not (default: as "
+        "in training)",
     )
     final_period: bool | None = Field(
         None,
-        description="give a text without closing punctuation a period, or do not, as in PromptBERT's evaluation "
+        description="add a period to a text that lacks closing punctuation, as in PromptBERT's evaluation, or do not "
         "(default: as in training)",
     )
-    sentence_transformers: bool = Field(False, description="write the files that sentence-transformers loads as well")
+    sentence_transformers: bool = Field(False, description="also write the files that sentence-transformers loads")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,22 +11,29 @@ from cloze.options import Options
 
 
 class BundleOptions(Options):
-    """What every command that writes a bundle can be asked."""
+    """The options of every command that writes a bundle."""
 
     precision: str = Field("fp32", description="graphs to make, separated by commas: fp32, fp16, int8")
-    max_tokens: Annotated[int, Field(ge=3)] | None = Field(None, description="longest sequence, template included")
+    max_tokens: Annotated[int, Field(ge=3)] | None = Field(
+        None, description="maximum number of tokens of a sequence, template included"
+    )
     data: Path | None = Field(
-        None, description="score the graphs: folder with senteval/downstream and, for search, retrieval/NAME"
+        None,
+        description="score the graphs on this folder, which contains senteval/downstream and, for search, "
+        "retrieval/NAME",
     )
     calibrate: Path | None = Field(
-        None, description="text to fit the int8 graph to, one per line, for a model that random tokens do not suit"
+        None,
+        description="calibration texts for the int8 graph, one per line, for a model that random tokens calibrate "
+        "badly",
     )
     force: bool = Field(
         False,
-        description="write fp16 and int8 graphs even if their vectors are far from the model's, or lose on --data",
+        description="write fp16 and int8 graphs even if their vectors are far from the model's, or their scores on "
+        "--data are lower",
     )
     licence: str | None = Field(
-        None, alias="license", description="licence of the model (default: that of its parent's card)"
+        None, alias="license", description="licence of the model (default: the one on its parent's model card)"
     )
     notes: Path | None = Field(None, description="Markdown file to add to the model card")
 

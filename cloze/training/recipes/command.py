@@ -35,15 +35,17 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {  # titles in the help
 class FitOptions(Options):
     """The options that are the same for every recipe."""
 
-    preset: str | None = Field(None, description="use a preset of the recipe, such as that of another backbone")
-    out: Path | None = Field(None, description="the run folder to write (default: runs/RECIPE)")
-    resume: Path | None = Field(None, description="continue this run, which was stopped, with its own recipe")
+    preset: str | None = Field(None, description="preset of the recipe to use, such as one for another backbone")
+    out: Path | None = Field(None, description="run folder to write (default: runs/RECIPE)")
+    resume: Path | None = Field(None, description="resume this interrupted run, with its own recipe")
     seeds: CliVariadicArg[list[str]] = Field(
         [],
-        description="one run per seed (0 1 2, or 0-4), each in OUT/seed-N, and their mean; the same command again "
-        "continues",
+        description="train one run per seed (0 1 2, or 0-4), each in OUT/seed-N, and report the mean; repeat the "
+        "same command to resume",
     )
-    dry_run: bool = Field(False, description="only show two steps, an example of each view, memory and speed")
+    dry_run: bool = Field(
+        False, description="run only two steps, and show an example of each view, the memory and the speed"
+    )
 
 
 def load_recipe(source: str, overrides: Mapping[str, object] | None = None, preset: str | None = None) -> Recipe:
@@ -117,7 +119,7 @@ def _options(source: str, preset: str | None) -> type[FitOptions]:
         default = Field(keys.get(name, unset), description=f"{field.description}{needed}")
         annotation: Any = field.annotation
         fields[name] = (variadic[annotation] if several else annotation, default)
-    lines = [f"Train a sentence encoder by the recipe {source}."]
+    lines = [f"Train a sentence encoder with the recipe {source}."]
     for name, own in written.get(PRESETS, {}).items():
         lines.append(f"  --preset {name:22} {' '.join(chain.from_iterable(map(_words, own, own.values())))}")
     grouped = {name for names in GROUPS.values() for name in names}

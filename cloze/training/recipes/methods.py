@@ -32,10 +32,11 @@ class BatchRecipe(Recipe):
 
     dimensions: tuple[Positive, ...] = Field(
         (),
-        description="Matryoshka: average the loss of vectors cut to each of these sizes; empty: whole vectors",
+        description="Matryoshka: average the loss over vectors truncated to each of these sizes; empty: full vectors "
+        "only",
     )
     mini_batch_size: Positive | None = Field(
-        None, description="GradCache: encode this many rows at a time, twice, which saves memory; unset: all at once"
+        None, description="GradCache: encode this many rows at a time, twice, to save memory; unset: all at once"
     )
 
     @property
@@ -54,7 +55,7 @@ class ContrastiveRecipe(BatchRecipe):
 
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
     no_duplicates: bool = Field(
-        False, description="put no text into a batch twice, because it would be a negative of itself"
+        False, description="never put the same text into a batch twice, because it would be a negative of itself"
     )
 
     @property
@@ -76,20 +77,21 @@ class PairsRecipe(ContrastiveRecipe):
     readable_columns: ClassVar[Sequence[int]] = range(1, 11)
 
     negative_weight: float = Field(
-        0.0, description="added to the logits of a row's own hard negatives: their logarithmic weight"
+        0.0, description="added to the logits of a row's own hard negatives; the logarithm of their weight in the loss"
     )
     kept_head: Literal["tanh", "transform"] | None = Field(
         None,
-        description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
-        "head; unset: a tanh head that is used in training only",
+        description="head that is trained and served: tanh, or transform, which is initialised from the encoder's "
+        "masked-word head; unset: a tanh head that is used in training only",
     )
     guide: str | None = Field(
         None,
-        description="run, bundle, encoder's folder or hub name that finds false negatives in a batch, which are left "
-        "out of the loss; unset: none",
+        description="model that finds false negatives in a batch, which are excluded from the loss: a run, a bundle, "
+        "an encoder's folder or a hub name; unset: none",
     )
     guide_margin: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.0, description="ignore negatives whose cosine, by the guide, is above the positive's minus this margin"
+        0.0,
+        description="ignore negatives whose cosine, as scored by the guide, is above the positive's minus this margin",
     )
 
     @model_validator(mode="after")
@@ -114,12 +116,14 @@ class PromptBERTRecipe(PairsRecipe):
     """The keys of `method = "promptbert"`."""
 
     method: Literal["promptbert"]
-    pooling: Literal["mask"] = Field("mask", description="how the vector is read: PromptBERT reads it at the mask")
+    pooling: Literal["mask"] = Field("mask", description="pooling of the vector: PromptBERT reads it at [MASK]")
     mode: Literal["same", "different", "denoised", "supervised"] = Field(
-        "denoised", description="the views: same, different or denoised of one column; supervised of two or more"
+        "denoised",
+        description="how the two views are made: same, different or denoised, from one column; supervised, from two "
+        "or more",
     )
     second_template: str | None = Field(
-        None, description="the second view's template, in the modes different and denoised"
+        None, description="template of the second view, in the modes different and denoised"
     )
 
     @model_validator(mode="after")
@@ -155,15 +159,20 @@ class DropoutRecipe(PairsRecipe):
     """The keys that SimCSE and S-SimCSE share."""
 
     query_template: str | None = Field(
-        None, description="words around the first column's texts, kept as the template `query`; unset: template"
+        None,
+        description="template for the first column's texts, kept as the template `query`; unset: with several "
+        "columns, the encoder's own `query` if it has one; else template",
     )
     document_template: str | None = Field(
         None,
-        description="words around the other columns' texts, kept as the template `document`; unset: template",
+        description="template for the other columns' texts, kept as the template `document`; unset: the encoder's "
+        "own `document` if it has one; else template",
     )
-    mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a second, masked-word loss; 0: none")
+    mlm_weight: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="weight of an additional masked language modelling loss; 0: none"
+    )
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.15, description="share of the tokens that the masked-word loss guesses"
+        0.15, description="fraction of the tokens that are masked for that loss"
     )
 
     @property
@@ -195,16 +204,19 @@ class SSimCSERecipe(DropoutRecipe):
 
     method: Literal["ssimcse"]
     scope: Literal["pass", "op", "sentence", "sentence-op"] = Field(
-        "op", description="what has a rate of its own: a pass, each dropout operation, each sentence, or the last two"
+        "op",
+        description="what has its own dropout rate: pass, each forward pass; op, each dropout operation; sentence, "
+        "each sentence; sentence-op, each operation of each sentence",
     )
     distribution: Distribution = Field(
-        "uniform", description="what rates are drawn from: fixed, uniform, beta, truncnormal or choice"
+        "uniform", description="distribution of the rates: fixed, uniform, beta, truncnormal or choice"
     )
     rates: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
-        (0.0, 0.2), description="the distribution's numbers; uniform: lowest and highest rate"
+        (0.0, 0.2), description="parameters of the distribution; uniform: the lowest and the highest rate"
     )
     attention_dropout: bool = Field(
-        False, description="draw the rates of attention probabilities too; otherwise they keep the encoder's own"
+        False,
+        description="also draw the rates for attention probabilities; otherwise these keep the encoder's own rate",
     )
 
     @model_validator(mode="after")
@@ -222,40 +234,49 @@ class DiffCSERecipe(ContrastiveRecipe):
     method: Literal["diffcse"]
     generator: str | None = Field(
         None,
-        description="masked language model that edits: a folder or a hub name, with the encoder's vocabulary; "
-        "unset: the encoder's own checkpoint, which then needs a masked-word head; deleting and task mlm need none",
+        description="masked language model that edits sentences: a folder or a hub name, with the encoder's "
+        "vocabulary; unset: the encoder's own checkpoint, which then needs a masked-word head; not needed to delete "
+        "only, or for task mlm",
     )
     edits: tuple[EditKind, ...] = Field(
         ("replace",),
         min_length=1,
-        description="replace, insert, delete: a view's edit is drawn from these at each step",
+        description="replace, insert, delete: the edit of a view is drawn from these at each step",
     )
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.3, description="share of the tokens to mask for the generator, to insert or to delete"
+        0.3, description="fraction of the tokens to mask for the generator, to insert or to delete"
     )
     guessing: Guessing = Field(
-        "best", description="the generator's best word at every position, or one sampled where a word is masked"
+        "best",
+        description="words of the generator: best, the likeliest one at every position; sampled, one drawn at each "
+        "masked position",
     )
-    contrast: bool = Field(True, description="train with the contrastive loss too; otherwise the task alone")
+    contrast: bool = Field(
+        True, description="also train with the contrastive loss; otherwise with the task's loss alone"
+    )
     task: Literal["detection", "mlm", "correction", "positive", "negative"] = Field(
         "detection",
-        description="what the discriminator does: detection, find the edits; mlm, guess masked words; or correction, "
-        "restore the original words of the edited sentence. The last two begin with the encoder's masked-word head. "
-        "positive, negative: no discriminator, and the edited sentence is a second positive, or a hard negative",
+        description="what the discriminator does: detection, find the edits; mlm, predict masked words; correction, "
+        "restore the original words of the edited sentence. mlm and correction start from the encoder's masked-word "
+        "head. positive, negative: no discriminator, and the edited sentence is a second positive, or a hard "
+        "negative",
     )
     edited: Literal["same", "next", "both"] = Field(
         "same",
-        description="what is edited or masked for the discriminator: the same sentence, the next one in the corpus, or "
-        "both: the same for one view, the next for the other",
+        description="sentence that is edited or masked for the discriminator: same, the sentence itself; next, the "
+        "next one in the corpus; both, the sentence itself for one view and the next one for the other",
     )
     detection_weight: Annotated[float, Field(ge=0)] = Field(
-        0.005, description="weight of the task's loss; 0: no discriminator, SimCSE with this projector"
+        0.005, description="weight of the task's loss; 0: no discriminator, which is SimCSE with this projector"
     )
     projector: Literal["batchnorm", "tanh"] = Field(
-        "batchnorm", description="between vectors and losses: two layers with BatchNorm, or SimCSE's one with tanh"
+        "batchnorm",
+        description="layers between vectors and losses: batchnorm, two layers with BatchNorm; tanh, SimCSE's single "
+        "layer with tanh",
     )
     condition: Literal["projected", "cls"] = Field(
-        "projected", description="what the discriminator sees: the projector's output, or the encoder's raw vector"
+        "projected",
+        description="input of the discriminator: projected, the projector's output; cls, the encoder's raw vector",
     )
 
     @property
@@ -298,7 +319,7 @@ class OptiPromptRecipe(ContrastiveRecipe):
     """The keys of `method = "optiprompt"`."""
 
     method: Literal["optiprompt"]
-    pooling: Literal["mask"] = Field("mask", description="how the vector is read: OptiPrompt reads it at the mask")
+    pooling: Literal["mask"] = Field("mask", description="pooling of the vector: OptiPrompt reads it at [MASK]")
 
     @model_validator(mode="after")
     def _frozen(self) -> Self:
@@ -324,17 +345,15 @@ class SGRecipe(ContrastiveRecipe):
     )
     positives: Literal["layers", "translation"] = Field(
         "layers",
-        description="the positive of a sentence's vector: layers of the frozen copy, or translation, the vector of the "
-        "second column",
+        description="positive of a sentence's vector: layers, those of the frozen copy; translation, the vector of "
+        "the second column",
     )
-    guide_pooling: Literal["max", "mean"] = Field(
-        "max", description="how a layer of the frozen copy becomes one vector"
-    )
+    guide_pooling: Literal["max", "mean"] = Field("max", description="pooling of each layer of the frozen copy")
     first_layer: Annotated[int, Field(ge=0)] = Field(
-        0, description="lowest layer of the frozen copy that guides; 0: the embeddings"
+        0, description="lowest layer of the frozen copy that is used; 0: the embeddings"
     )
     head_width: Annotated[int, Field(ge=0)] = Field(
-        4096, description="width of both layers of the head that only training uses; 0: no head"
+        4096, description="width of both layers of the head, which is used in training only; 0: no head"
     )
     drift_weight: Annotated[float, Field(ge=0)] = Field(
         0.1, description="weight of the squared distance between the parameters and those of the frozen copy"
@@ -374,18 +393,18 @@ class DistillRecipe(Recipe):
     method: Literal["distill"]
     teacher: str | None = Field(
         None,
-        description="encoder to match: a run, a bundle, a folder or a hub name; unset, without teacher_vectors: the "
-        "encoder itself, as it is served",
+        description="encoder whose vectors to match: a run, a bundle, a folder or a hub name; unset, without "
+        "teacher_vectors: the encoder itself, as it is served",
     )
     teacher_vectors: tuple[str, ...] = Field(
         (),
-        description="folders that cloze bulk wrote with the corpus's texts: the vectors of one teacher or "
-        "of several, instead of teacher",
+        description="folders that cloze bulk wrote for the texts of the corpus, one per teacher; used instead of "
+        "teacher",
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (), description="weight of each teacher of teacher_vectors in a cosine; unset: the same for all"
+        (), description="weight of each teacher of teacher_vectors in the combined cosine; unset: equal weights"
     )
-    teacher_template: str | None = Field(None, description="words around the teacher's text; unset: its own, or `[X]`")
+    teacher_template: str | None = Field(None, description="template for the teacher; unset: its own, or `[X]`")
     teacher_pooling: PoolingMode | None = Field(None, description="pooling of the teacher; unset: its own, or mean")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
 
@@ -416,20 +435,20 @@ class MLMRecipe(Recipe):
 
     method: Literal["mlm"]
     from_scratch: bool = Field(
-        False, description="initialise all weights; encoder gives only configuration and tokenizer"
+        False, description="initialise all weights at random; encoder provides only the configuration and the tokenizer"
     )
     layers: Positive | None = Field(
-        None, description="keep only the encoder's first layers, this many, for a smaller model; unset: all"
+        None, description="keep only this many first layers of the encoder, for a smaller model; unset: all"
     )
     head: Literal["fresh", "kept"] = Field(
-        "fresh", description="initialise a new masked-word head, or continue with the encoder's"
+        "fresh", description="masked-word head: fresh, a newly initialised one; kept, the encoder's own"
     )
-    tied: bool = Field(True, description="a fresh head scores words by the encoder's own word embeddings")
-    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
+    tied: bool = Field(True, description="tie the output weights of a fresh head to the encoder's word embeddings")
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="fraction of the tokens to predict")
     accumulation_steps: Positive = Field(
         1,
-        description="process each batch in this many parts, one after the other: less memory, more time; the loss is "
-        "the mean of theirs, however many words each masks",
+        description="gradient accumulation: process each batch in this many parts, with less memory and in more "
+        "time; the loss is the mean of the parts' losses, however many words each masks",
     )
 
     @property
@@ -467,21 +486,25 @@ class RankingRecipe(Recipe):
     method: Literal["ranking"]
     documents: tuple[str, ...] = Field(
         (),
-        description="files of further documents to rank beside those of the corpus, in a column of the same name",
+        description="files of further documents to rank with those of the corpus, from a column of the same name",
     )
     judges: tuple[str, ...] = Field(
         (),
-        description="encoders whose mean cosine judges: runs, bundles, folders or hub names; unset: the encoder as it "
-        "is before training",
+        description="encoders whose mean cosine the judge uses: runs, bundles, folders or hub names; unset: the "
+        "encoder as it is before training",
     )
     candidates: Annotated[int, Field(ge=0)] = Field(
-        1, description="documents of a batch for each query beside its own, of the 30 that the judge ranks first"
+        1, description="extra documents per query in a batch, drawn from the 30 that the judge ranks highest; 0: none"
     )
     lexical_weight: Weight = Field(
-        0.3, description="weight of BM25 in the judge's score, in standard deviations of the query's cosines"
+        0.3,
+        description="weight of BM25 in the judge's score, in units of the standard deviation of the query's cosines; "
+        "0: no BM25",
     )
     judged_weight: Weight = Field(
-        0.4, description="added to the judge's score, which is about a cosine, times the grade of a judged document"
+        0.4,
+        description="multiplied by the grade of a judged document and added to the judge's score, which is on the "
+        "scale of a cosine",
     )
     temperature: Annotated[float, Field(gt=0)] = Field(0.03, description="divides the scores in the loss")
 

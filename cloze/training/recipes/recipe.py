@@ -50,110 +50,118 @@ class Recipe(BaseModel):
     readable_columns: ClassVar[Sequence[int]] = (1,)  # how many columns a row may have
 
     method: str = Field(description="the training method")
-    encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
+    encoder: str = Field(
+        DEFAULT, description="encoder to start from, the parent: a run, a bundle, a folder, a hub name, or cloze-mini"
+    )
     corpus: tuple[str, ...] = Field(
         min_length=1,
-        description="files of text, or patterns such as 'data/*.jsonl': .txt (one sentence per line), .csv, .tsv, "
-        ".jsonl, .parquet; all but the last also with .gz, .bz2, .xz or .zst",
+        description="text files, or glob patterns such as 'data/*.jsonl': .txt (one sentence per line), .csv, .tsv, "
+        ".jsonl, .parquet; all but .parquet also with .gz, .bz2, .xz or .zst",
     )
     weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        (), description="sampling weight of each file; unset: proportional to its sentences"
+        (), description="sampling weight of each file; unset: proportional to its number of sentences"
     )
-    columns: tuple[str, ...] = Field((), description="columns of a csv, tsv, jsonl or parquet corpus to read")
-    sentences: Positive | None = Field(
-        None, description="train on a random sample of this many sentences; unset: on all"
-    )
-    min_words: Positive = Field(1, description="leave out sentences with fewer words")
-    max_words: Positive | None = Field(None, description="leave out sentences with more words")
+    columns: tuple[str, ...] = Field((), description="columns to read from a csv, tsv, jsonl or parquet corpus")
+    sentences: Positive | None = Field(None, description="train on a random sample of this many sentences; unset: all")
+    min_words: Positive = Field(1, description="skip sentences with fewer words")
+    max_words: Positive | None = Field(None, description="skip sentences with more words; unset: no limit")
     template: str = Field(
         "[X]",
-        description='words around the text, such as: This sentence of "[X]" means [MASK].; unset: those of an encoder '
-        "that has its own, as cloze-mini has",
+        description='prompt template with [X] for the text, such as: This sentence of "[X]" means [MASK].; unset: '
+        "that of the encoder if it has its own, as cloze-mini does",
     )
     pooling: PoolingMode = Field(
         "cls",
-        description="how the vector is read: mask, cls, mean, max, lasttoken, weightedmean or mean_sqrt_len_tokens; "
-        "unset: as an encoder that has a pooling of its own",
+        description="pooling of the vector: mask, cls, mean, max, lasttoken, weightedmean or mean_sqrt_len_tokens; "
+        "unset: that of the encoder if it has its own",
     )
-    final_period: bool = Field(False, description="give a text without closing punctuation a period")
-    max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")
-    batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, in all processes together")
-    group_by_length: bool = Field(False, description="put texts of similar length into one batch: less padding, faster")
+    final_period: bool = Field(False, description="add a period to a text that lacks closing punctuation")
+    max_tokens: Positive = Field(32, description="truncate training sequences to this many tokens, template included")
+    batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, summed over all processes")
+    group_by_length: bool = Field(False, description="batch texts of similar length together: less padding, faster")
     epochs: Annotated[float, Field(gt=0, le=LARGEST_EPOCHS)] = Field(
-        1.0, description="passes over the corpus, each without its last, short batch"
+        1.0, description="passes over the corpus; the last, incomplete batch of each is dropped"
     )
-    max_steps: Positive | None = Field(None, description="stop after this many steps, whatever epochs says")
+    max_steps: Positive | None = Field(
+        None, description="train for this many steps, regardless of epochs; unset: epochs decides"
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        3e-5, description="AdamW's peak rate, which falls linearly to 0"
+        3e-5, description="AdamW's peak learning rate, which decays linearly to 0"
     )
     warmup_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
-        0, description="steps of linear warm-up; below 1: a share of all steps"
+        0, description="steps of linear warm-up; below 1: a fraction of all steps"
     )
     lora_rank: Annotated[int, Field(ge=0)] = Field(
-        0, description="LoRA: train matrices of this rank beside each linear layer of the encoder; 0: all weights"
+        0,
+        description="LoRA: rank of the matrices that are trained beside each linear layer of the encoder; 0: no "
+        "LoRA, train all weights",
     )
-    lora_alpha: Positive = Field(16, description="LoRA: scale the matrices by this / lora_rank")
+    lora_alpha: Positive = Field(16, description="LoRA: the matrices are scaled by lora_alpha / lora_rank")
     frozen_layers: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="do not train the embeddings and this many first layers: cheaper steps; 0: the embeddings alone; "
-        "unset: all are trained",
+        description="freeze the embeddings and this many first layers, for cheaper steps; 0: freeze the embeddings "
+        "only; unset: freeze nothing",
     )
     frozen_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="share of the steps in which the frozen_layers are not trained; the embeddings never are"
+        1.0,
+        description="fraction of the steps after which the frozen_layers are unfrozen; 1: never; the embeddings stay "
+        "frozen",
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
-    adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
+    adam_beta2: Fraction = Field(0.999, description="AdamW's beta2, the decay rate of the mean squared gradient")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
-        description="arithmetic of the forward pass; auto: bf16 on a GPU that has it, else fp32; weights stay fp32",
+        description="precision of the forward pass; auto: bf16 on a GPU that supports it, else fp32; the weights "
+        "stay fp32",
     )
     compile: bool = Field(
         False,
-        description="compile the encoder, and what the method runs beside it, with torch.compile: the first steps take "
-        "minutes, later ones are faster",
+        description="compile the encoder, and the other models of the method, with torch.compile: the first steps "
+        "take minutes, later ones are faster",
     )
     dev: tuple[str, ...] = Field(
         (),
-        description="files and folders that choose the best checkpoint: pairs with a score or a label, triplets, "
-        "collections to search",
+        description="dev sets that choose the best checkpoint, as files or folders: pairs with a score or a label, "
+        "triplets, collections to search",
     )
     dev_choice: Literal["mean", "least_gain"] = Field(
         "mean",
-        description="how several dev sets choose the checkpoint: by their mean; or by least_gain, the smallest gain of "
-        "a set over the encoder before training",
+        description="how several dev sets choose the checkpoint: mean, by their mean score; least_gain, by the "
+        "smallest gain of any set over the encoder before training",
     )
     held_out: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="rows of the corpus to keep out of training; without dev, the checkpoint with the lowest loss on "
-        "them is chosen, and rows equal to them are left out; 0: none; unset: 5 % of the corpus, 1,000 rows at most, "
-        "in whole batches, and none with dev",
+        description="rows of the corpus to hold out of training; without dev, the checkpoint with the lowest loss on "
+        "them is chosen; rows equal to one of them are dropped; 0: none; unset: none with dev, else 5 % of the "
+        "corpus, at most 1,000 rows, in full batches",
     )
     eval_steps: Positive = Field(
         125,
-        description="steps between evaluations on the dev data or the held-out rows; one more follows the last step, "
+        description="steps between evaluations on the dev sets or the held-out rows; the last step is evaluated too, "
         "and the best weights are kept",
     )
     save_steps: Positive | None = Field(
         None,
-        description="steps between checkpoints, from which --resume continues; unset: the first multiple of eval_steps "
-        "that comes five minutes after the last one",
+        description="steps between checkpoints, from which --resume continues; unset: at the first multiple of "
+        "eval_steps at least five minutes after the previous checkpoint",
     )
     patience: Positive | None = Field(
-        None, description="stop after this many evaluations in a row without a better one; unset: never"
+        None, description="stop after this many evaluations in a row without improvement; unset: never"
     )
     workers: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="processes that tokenise while a step runs; 0: each batch is tokenised before its step; unset: 2 "
-        "on a GPU, else 0",
+        description="processes that tokenise the next batches while a step runs; 0: tokenise each batch before its "
+        "step; unset: 2 on a GPU, else 0",
     )
     log_steps: Positive = Field(10, description="steps between logged losses")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = Field(
         ("none",),
         min_length=1,
-        description="where log.jsonl also goes: tensorboard, in the run folder; wandb; mlflow; or none",
+        description="where to send the figures of log.jsonl as well: tensorboard (in the run folder), wandb, mlflow, "
+        "or none",
     )
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(
-        42, description="seed of the order, the dropout and new weights"
+        42, description="seed of the data order, the dropout and new weights"
     )
 
     def steps(self, rows: int) -> int:

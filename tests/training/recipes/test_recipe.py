@@ -17,7 +17,7 @@ def test_shipped_recipes_and_presets_are_whole_but_for_the_corpus_and_a_teacher(
         teacher = {"teacher": ["t"]} if name == "distill" else {}
         recipe = load_recipe(name, CORPUS | teacher)
         assert recipe.corpus == ("text.txt",)
-        with pytest.raises(RecipeError, match="corpus is not set; write corpus: files of text"):
+        with pytest.raises(RecipeError, match="corpus is not set; write corpus: text files"):
             load_recipe(name, teacher)
         for preset in read_toml(name).get(PRESETS, {}):
             assert load_recipe(name, CORPUS | teacher, preset) != recipe, (name, preset)
