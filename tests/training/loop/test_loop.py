@@ -259,7 +259,7 @@ def test_the_rate_falls_to_zero(words: Words, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", ["-1", "1.5"])
 def test_a_warm_up_that_is_neither_is_refused(steps: str, words: Words) -> None:
-    with pytest.raises(OptionError, match=f"--warmup-steps is '{steps}': .*below 1: a share of all steps"):
+    with pytest.raises(OptionError, match=f"--warmup-steps is '{steps}': .*below 1: a fraction of all steps"):
         load_recipe("simcse", words | {"warmup_steps": [steps]})
 
 
