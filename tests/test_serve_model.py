@@ -182,9 +182,9 @@ def test_without_torch_and_graph_the_extra_is_named(model: Path, cache: Path, no
     assert found.returncode == 2
     [_, reason] = found.stderr.splitlines()
     assert reason == (
-        f"error: {str(model)!r} has no onnx/model.onnx, of which a bundle is made without torch; the extra "
-        "`train` brings torch, which makes a bundle of any model that Cloze serves: pip install '.[train]' in a clone "
-        "of Cloze"
+        f"error: {str(model)!r} has no onnx/model.onnx, from which Cloze makes a bundle without torch; install "
+        "the extra `train`: with torch, Cloze converts every model that it can serve: pip install '.[train]' in a "
+        "clone of Cloze"
     )
 
 
@@ -211,7 +211,7 @@ def test_what_the_hub_does_not_have_ends_in_one_line(cache: Path, hub: Hub) -> N
     [_, reason] = found.stderr.splitlines()
     assert reason == (
         f"error: {hub.url} has no repository rain/no-such-model, or it is private, and there is no folder of that "
-        "name; check it, or set HF_TOKEN to a token that may read it"
+        "name; check the name, or set HF_TOKEN to a token that may read it"
     )
     assert not list(cache.rglob("embedding.json"))
 

@@ -101,7 +101,7 @@ def test_errors_are_one_line(tmp_path: Path, tiny_bert: Path, capsys: pytest.Cap
     SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean").save(encoder)
     for words, message in (
         (["--pairs", str(pairs), "--out", str(tmp_path / "mined.txt")], "must end in .csv, .tsv, .jsonl"),
-        (["--pairs", str(pairs), "--out", str(tmp_path / "no" / "mined.csv")], "is not a folder; make it first"),
+        (["--pairs", str(pairs), "--out", str(tmp_path / "no" / "mined.csv")], "is not a folder; create it first"),
         (
             ["--pairs", str(pairs), "--out", str(tmp_path / "m.csv"), "--negatives", "8"],
             "lower --margin or --negatives",

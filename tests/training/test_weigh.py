@@ -134,7 +134,7 @@ def test_what_cannot_be_weighed_is_one_line(
     joined = model_of(tmp_path / "joined", tiny_bert, "bert", ("mean", "max"))
     out = tmp_path / "out"
     cases = {
-        f"{joined}' joins the poolings": [str(joined)],
+        f"{joined}' concatenates the poolings": [str(joined)],
         f"{dense} has layers behind its pooling, which a run cannot hold": [str(dense)],
         f"{library} reads its vector by cls; only the tokens of a mean have weights": [str(library)],
         f"{masked} reads its vector by mask; only the tokens of a mean have weights": [str(masked)],

@@ -121,7 +121,7 @@ def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> Non
         ("a.txt", "\u200b\n".encode(), (), r"no sentence is left of .*1 empty"),
         ("a.csv", b"x,y\na, b,c\n", ("x", "y"), 'line 2: 3 cells, more than the 2 columns .* put "quotes"'),
         ("a.tsv", b'x\ty\n"Hello" she said\tc\nd\te\n', ("x", "y"), "line 2: .*written twice"),
-        ("a.tsv", b'x\ty\n"Hello\tc\nd\te\n', ("x", "y"), "line 3: .*is its quoting right"),
+        ("a.tsv", b'x\ty\n"Hello\tc\nd\te\n', ("x", "y"), "line 3: .*check the quoting"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_what_to_do(
@@ -208,7 +208,7 @@ def test_numbers_that_python_writes_do_not_matter_in_another_column(tmp_path: Pa
 
 def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a \\ud800 b"}\n')
-    with pytest.raises(CorpusError, match=r"a\.jsonl, line 1: half of a pair of surrogates"):
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 1: an unpaired surrogate"):
         read_corpus([path], ["text"])
 
 

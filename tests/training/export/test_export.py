@@ -277,7 +277,7 @@ def test_scores_are_not_written_to_a_bundle_that_took_the_place_of_the_scored_on
             return few_pairs
 
     monkeypatch.setattr("cloze.training.evaluation.evaluate.load_suites", load)
-    with pytest.raises(BundleError, match=r"out was replaced since it was read; start again"):
+    with pytest.raises(BundleError, match=r"out was replaced after it was read; run the command again"):
         evaluate.main([str(out), "--data", "anywhere", "--cache", str(tmp_path / "scores"), "--card"])
     assert (out / "README.md").read_bytes() == card
 

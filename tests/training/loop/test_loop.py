@@ -179,7 +179,9 @@ def test_both_processes_share_the_embedding_of_the_dev_data(two: Path) -> None:
 
 def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    with pytest.raises(RecipeError, match=r"4 GPUs .* DataParallel.* torchrun --nproc_per_node 4 -m cloze.training.fit"):
+    with pytest.raises(
+        RecipeError, match=r"4 GPUs .* DataParallel.* torchrun --nproc_per_node 4 -m cloze.training.fit"
+    ):
         prepare(load_recipe("simcse", words))
 
 
