@@ -124,7 +124,7 @@ def test_a_name_of_the_hub_is_served(model: Path, cache: Path, hub: Hub) -> None
     assert (cache / "hub" / "main" / "rain" / "my-model" / "embedding.json").is_file()
     again = checked("rain/my-model")
     assert "my-model (default): '[X]', pooling mean" in again.stdout
-    assert "is served as the bundle that was made of it" in again.stderr
+    assert "as the bundle that was made from it" in again.stderr
     assert "making the graph" not in again.stderr
 
 
@@ -228,7 +228,9 @@ def test_a_link_gives_the_model_its_name(
 
 def test_a_command_that_dies_is_named(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopted.sys, "executable", "/bin/false")
-    with pytest.raises(SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run it by itself"):
+    with pytest.raises(
+        SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run that command to see why"
+    ):
         bundle_of(model)
 
 
@@ -287,6 +289,8 @@ def test_bundles_and_what_is_unknown_stay_what_they_are(
     unknown = (tmp_path / "nowhere", Path("cloze-mini"), Path("a/b/c"), Path("-x/y"), Path("models/misspelt"))
     for path in (bundle, bundle.parent, *unknown):
         assert bundle_of(path) == path
-        with pytest.raises(SessionError, match=r"^--revision is 'v1', and .* is not a name on the hub: leave it out$"):
+        with pytest.raises(
+            SessionError, match=r"^--revision is 'v1', but .* is not a name on the hub: omit --revision$"
+        ):
             bundle_of(path, "v1")
     assert not cache.exists()

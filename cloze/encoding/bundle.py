@@ -434,7 +434,7 @@ def _read_spec(folder: Path) -> Spec:
     if version != FORMAT_VERSION:
         raise BundleError(
             f"{path} has format_version {version!r}, but this version of Cloze reads {FORMAT_VERSION}; "
-            f"export again with it: `{EXPORT_COMMAND}`"
+            f"export again with this version: `{EXPORT_COMMAND}`"
         )
     try:
         return Spec.model_validate_json(json.dumps(content))

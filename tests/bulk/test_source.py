@@ -218,11 +218,11 @@ def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
     ("name", "content", "options", "message"),
     [
         ("a.txt", b"", {}, "is empty"),
-        ("a.pdf", b"x", {}, "is of no known kind; the known endings are .parquet, .jsonl"),
-        ("a.jsonl", b"{\n", {}, "has no row that can be read"),
+        ("a.pdf", b"x", {}, "has an unknown ending; the known ones are .parquet, .jsonl"),
+        ("a.jsonl", b"{\n", {}, "can be read; line 1"),
         ("a.csv", b"words\nx\n", {}, "there is no column 'text'; the columns are words"),
         ("a.csv", b"text,text\na,b\n", {}, "has two columns with the same name: text, text; rename one of them"),
-        ("a.csv", b"text,id\na,b\n", {}, "the input has a column 'id': write --id-column id"),
+        ("a.csv", b"text,id\na,b\n", {}, "the input already has a column 'id'; write --id-column id"),
         ("a.csv", b"text,n\na,b\n", {"id_column": "key"}, "there is no column 'key'; the columns are text, n"),
         ("a.csv", b"text,tokens\na,b\n", {}, "the column 'tokens' exists already"),
         ("a.csv", b'text,n\n"a,b\n', {}, "line 2: unexpected end of data; check the quoting"),
@@ -243,7 +243,7 @@ def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
             "a.jsonl",
             b'{"text":"a","tags":[1,"x"]}\n',
             {},
-            r"line 1: the column 'tags' is \[1, 'x'\], which no column of a parquet file can hold; write it as text",
+            r"line 1: the column 'tags' is \[1, 'x'\], which parquet cannot store; write it as text",
         ),
         ("a.jsonl", b'{"text":"a","meta":{}}\n' * 2, {}, "the column 'meta' holds empty objects"),
         ("a.jsonl", b'{"text":"a","meta":[{"x":{}}]}\n' * 2, {}, "the column 'meta' holds empty objects"),
@@ -333,7 +333,7 @@ def test_texts_of_parquet_may_be_held_in_several_ways(tmp_path: Path) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     for location in (str(tmp_path / "none.txt"), str(tmp_path), f"{tmp_path}/*.txt", f"file://{tmp_path}/none"):
-        with pytest.raises(SourceError, match="is not there, or has no files of texts"):
+        with pytest.raises(SourceError, match="does not exist, or has no files of texts"):
             Source.find(location)
     with pytest.raises(SourceError, match=r"cannot be listed: .*none://"):
         Source.find("none://a/b.txt")
@@ -367,7 +367,7 @@ def test_a_file_without_rows_may_be_the_first(tmp_path: Path) -> None:
 def test_two_columns_of_a_parquet_file_with_one_name(tmp_path: Path) -> None:
     table = pa.table([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["text", "x", "x"])
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match=r"a\.parquet has two columns of the name 'x'; rename one of them"):
+    with pytest.raises(SourceError, match=r"a\.parquet has two columns named 'x'; rename one of them"):
         Source.find(str(tmp_path / "a.parquet"))
 
 

@@ -193,7 +193,7 @@ def test_a_bundle_that_cannot_be_changed_is_found_before_the_work(
     monkeypatch.setattr("cloze.encoding.files.tempfile.TemporaryFile", full)
     with pytest.raises(
         BundleError,
-        match=r"tiny is replaced .*, and .* cannot be written to \(No space left on device\)",
+        match=r"tiny cannot be replaced .*: .* cannot be written to \(No space left on device\)",
     ):
         main([str(tmp_path / "tiny"), "--pairs", "nowhere.csv"])
 

@@ -233,7 +233,7 @@ async def test_a_deadline_is_seconds(both: httpx.AsyncClient, subtests: pytest.S
             for path in ("/embed", "/v1/embeddings"):
                 response = await both.post(path, json=EMBEDDING[path], headers={"x-request-timeout": sent})
                 assert response.status_code == (422 if path == "/embed" else 400)
-                assert f"x-request-timeout is '{sent}'; write seconds" in response.text
+                assert f"x-request-timeout is '{sent}'; write a number of seconds" in response.text
 
 
 # Priorities
@@ -455,7 +455,7 @@ async def test_one_client_cannot_take_every_place(make_app: MakeApp, hold: Hold)
             refused = await post(KEY)
             assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
             assert (
-                "9 requests are in flight and the request brings 1; the limit is 9 for a client"
+                "9 requests are in flight and the request adds 1; the limit is 9 for a client"
                 in refused.json()["error"]
             )
             other = post(OTHER_KEY)

@@ -123,7 +123,7 @@ async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:
     if not model:
-        raise ModelNotFound("the path ends in a slash and names no model; ask for /v1/models, which lists them")
+        raise ModelNotFound("the path ends in a slash and does not name a model; GET /v1/models lists the models")
     with lease(context, model) as leased:
         return _card(model, leased, context.record.template)
 
