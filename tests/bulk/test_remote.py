@@ -221,7 +221,7 @@ def test_another_model_is_refused_before_the_work(
 
 def test_the_precision_is_that_of_the_server(folder: Path, url: str) -> None:
     assert Remote(url, SecretStr(KEY), Bundle.load(folder)).precision == "fp32"
-    with pytest.raises(OptionError, match=r"answered 404: .*; give the address, and the key, of a service of Cloze"):
+    with pytest.raises(OptionError, match=r"answered 404: .*; give the address and the key of a service of Cloze"):
         Remote(url + "/nothing", SecretStr(KEY), Bundle.load(folder))
 
 

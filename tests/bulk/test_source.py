@@ -237,7 +237,8 @@ def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
             "a.jsonl",
             b'{"text":"a","meta":{"x":1}}\n\n{"text":"a","meta":{"x":"s"}}\n',
             {},
-            r"a.jsonl, line 3: the column 'meta' is {'x': 's'}, which does not fit .* --columns",
+            r"a.jsonl, line 3: the column 'meta' is {'x': 's'}, which differs in type from the rows before it; .* "
+            "--columns",
         ),
         (
             "a.jsonl",
@@ -317,7 +318,9 @@ def test_a_whole_number_may_be_written_as_another(tmp_path: Path) -> None:
 
 def test_a_column_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "a", "more": {"[" * 900}{"]" * 900}}}\n')
-    with pytest.raises(SourceError, match="the column 'more' is nested more than 100 deep; name the columns to keep"):
+    with pytest.raises(
+        SourceError, match="the column 'more' is nested more than 100 levels deep; name the columns to keep"
+    ):
         Source.find(str(tmp_path / "a.jsonl"))
     assert [row["text"] for row in rows(Source.find(str(tmp_path / "a.jsonl"), columns=("text",)))] == ["a"]
 
@@ -343,7 +346,9 @@ def test_files_of_other_columns(tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "a.csv").write_text("text,key\na,1\n")
     (tmp_path / "csv" / "b.csv").write_text("key,words\n1,a\n")
-    with pytest.raises(SourceError, match=r"b\.csv does not have the column 'text', of string in the files before it"):
+    with pytest.raises(
+        SourceError, match=r"b\.csv does not have the column 'text', which is string in the files before it"
+    ):
         read(Source.find(str(tmp_path / "csv")))
     write(tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", [{"text": "a", "place": "not a number"}])

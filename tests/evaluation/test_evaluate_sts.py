@@ -101,7 +101,7 @@ def test_pairs_are_read_in_every_form(tmp_path: Path) -> None:
         ("a.csv", "sentence1,sentence2,score\nx,y,high\n", "line 2: score 'high' is not a number"),
         ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "score": NaN}\n', "is not a number"),
         ("a.csv", "sentence1,sentence2,score\n", "has no pairs"),
-        ("a.csv", "sentence1,sentence2,score\na,b,1\nc,d,1\n", "has only the score 1, which ranks nothing"),
+        ("a.csv", "sentence1,sentence2,score\na,b,1\nc,d,1\n", "has only the score 1, so there is nothing to rank"),
         ("a.csv", "g\tf\ty\t0\t5.0\tx\ty\ntorn\tline\n", "line 2 has 2 tab-separated columns"),
     ],
 )

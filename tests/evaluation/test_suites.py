@@ -31,7 +31,7 @@ Rows = list[dict[str, object]]
 def test_a_name_of_cloze_is_refused_for_own_sets(tmp_path: Path, suite: str, name: str) -> None:
     """On the card its figures would pass for others."""
     (tmp_path / name).mkdir()
-    with pytest.raises(RunError, match=f"'{name}' is the name of a set or suite that Cloze has; rename the folder"):
+    with pytest.raises(RunError, match=f"'{name}' is the name of one of Cloze's own sets or suites; rename the folder"):
         load_suites(None, own={suite: [tmp_path / name]})
 
 

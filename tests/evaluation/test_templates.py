@@ -207,7 +207,7 @@ def maskless(tiny_bert: Path, tmp_path: Path) -> Path:
     ("arguments", "message"),
     [
         (["gone", "--dev", "{dev}"], "gone is not complete in the local cache"),
-        (["{maskless}", "--dev", "{dev}"], "has no mask token for mask pooling"),
+        (["{maskless}", "--dev", "{dev}"], "has no mask token, which mask pooling requires"),
         (["{bert}", "--dev", "{dev}", "--templates", "gone.txt"], "gone.txt is not a file"),
         (["{bert}", "--dev", "{dev}", "--templates", "{empty}"], "has no templates; write one per line"),
         (["{bert}", "--dev", "{dev}", "--templates", "{dev}"], "line 1: template"),

@@ -91,7 +91,7 @@ def test_a_request_larger_than_the_limit_is_admitted_alone_and_leaves_a_tenth(cl
         hold(-1080)
         assert admission.tokens_in_flight == 20
     assert admission.tokens_in_flight == 0
-    with in_flight(admission, 1, B), pytest.raises(Overloaded, match="brings 1000"), in_flight(admission, 1000, A):
+    with in_flight(admission, 1, B), pytest.raises(Overloaded, match="adds 1000"), in_flight(admission, 1000, A):
         pass
 
 

@@ -58,7 +58,7 @@ async def test_cosines_of_other_templates_have_no_meaning(
             assert (await http.post(path, json=body)).status_code == 200
             response = await http.post(path, json=body | {"calibrated": True})
             assert response.status_code == 422
-            assert "put into the template 'query'; the calibration of model tiny is of" in response.json()["error"]
+            assert "use the template 'query'; the calibration of model tiny holds only for" in response.json()["error"]
         assert len(await post(http, "/similarity", inputs=INPUTS[0], calibrated=True)) == 3
         assert (await http.get("/info")).json()["calibration"] is not None
         assert (await http.get("/models/asks/info")).json()["calibration"] is None

@@ -275,7 +275,7 @@ def test_a_graph_that_throws_is_an_error_without_its_details(loaded: Bundle) -> 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (graph(output="last_hidden_state"), "gives .*last_hidden_state.*, not sentence_embedding as float32"),
+        (graph(output="last_hidden_state"), "has the outputs .*last_hidden_state.*, not sentence_embedding as float32"),
         (graph(dimension=DIMENSION + 1), f"not sentence_embedding as float32 .batch, {DIMENSION}."),
     ],
 )

@@ -332,7 +332,7 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path, tiny_bert: Path) -> Non
         lambda: load_sentence_transformer(str(model), TEXTS),
         lambda: SentenceEncoder.load(str(model), **PLAIN),
     ):
-        with pytest.raises(ClozeError, match="needs code of its own to be loaded, which Cloze does not run"):
+        with pytest.raises(ClozeError, match="needs custom code to be loaded, which Cloze does not run"):
             load()
     assert not run.exists()
 

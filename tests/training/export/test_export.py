@@ -252,7 +252,7 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
         (
             out,
             ["--beside", str(figures)],
-            r"--beside is for the model card and the report; give --card or --report too",
+            r"--beside is used only in the model card and the report; give --card or --report too",
         ),
         (out, ["--card", "--beside", str(figures)], r"figures\.json cannot be read as figures of evaluate --json"),
     ):
@@ -262,7 +262,7 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
     with pytest.raises(RunError, match=r"figures\.json cannot be read as figures of evaluate --json"):
         evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures)])
     figures.write_text(json.dumps({"path": "runs/mine", "scores": {"torch fp32": {"STS12": 50.0}}}))
-    with pytest.raises(RunError, match=r"figures\.json has mine, torch fp32, as another file of --beside does"):
+    with pytest.raises(RunError, match=r"figures\.json has mine, torch fp32, which another file of --beside has too"):
         evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures), str(figures)])
 
 
@@ -395,7 +395,9 @@ def test_a_graph_far_from_the_model_is_refused_without_any_data(
     found = cycle([Difference(1e-6, 1.0, 1.0), Difference(0.1, cosine, cosine)])
     monkeypatch.setattr(exporting, "difference", lambda *_: next(found))
     words = [str(run), str(tmp_path / "out"), "--precision", precision]
-    with pytest.raises(ExportError, match=rf"the {precision} graph has a mean cosine of .* is the least; .* --force"):
+    with pytest.raises(
+        ExportError, match=rf"the {precision} graph has a mean cosine of .*; at least .* is required, .* --force"
+    ):
         export.main(words)
     assert nothing_left(tmp_path / "out")
     export.main([*words, "--force"])

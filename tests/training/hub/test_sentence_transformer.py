@@ -277,7 +277,7 @@ def test_other_models_of_the_library_are_not_read(tmp_path: Path) -> None:
     for prompt, pooling, message in (
         ({"default_prompt_name": "query"}, {}, "a default prompt or shorter vectors"),
         ({"truncate_dim": 8}, {}, "a default prompt or shorter vectors"),
-        ({}, {"include_prompt": False}, "leaves the prompt's tokens out"),
+        ({}, {"include_prompt": False}, "excludes the prompt's tokens from its pooling"),
     ):
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompt))
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"} | pooling))

@@ -67,12 +67,16 @@ def test_the_layers_of_each_architecture_are_found(family: str) -> None:
     ("recipe", "words", "message"),
     [
         ("simcse", {"frozen_layers": ["0"], "frozen_share": ["0.5"]}, "frozen_share is 0.5 and frozen_layers 0, so"),
-        ("simcse", {"lora_rank": ["3"]}, "lora_rank is 3, which freezes all layers, and frozen_layers 1; choose one"),
+        (
+            "simcse",
+            {"lora_rank": ["3"]},
+            "lora_rank is 3, which freezes all layers, but frozen_layers is 1; choose one",
+        ),
         ("optiprompt", {}, "frozen_layers is 1, and method 'optiprompt' keeps all layers frozen; remove it"),
         (
             "mlm",
             {"from_scratch": ["true"]},
-            "frozen_layers is 1, which keeps weights, and from_scratch initialises all",
+            "frozen_layers is 1, which keeps weights, but from_scratch initialises all",
         ),
     ],
 )

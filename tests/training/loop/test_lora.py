@@ -125,7 +125,7 @@ def test_a_run_leaves_merged_weights_and_the_parent_frozen(
     [
         ("optiprompt", {}, "lora_rank is 3, and method 'optiprompt' keeps the encoder frozen; write lora_rank = 0"),
         ("sg", {}, "lora_rank is 3, and method 'sg' compares every weight with the frozen copy's; write lora_rank = 0"),
-        ("mlm", {"from_scratch": ["true"]}, "lora_rank is 3, which keeps weights, and from_scratch initialises all"),
+        ("mlm", {"from_scratch": ["true"]}, "lora_rank is 3, which keeps weights, but from_scratch initialises all"),
     ],
 )
 def test_methods_that_it_cannot_serve_refuse_it(
