@@ -106,7 +106,7 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (
-        "OptionError: the process was forked after it loaded the model, and threads do not survive a fork"
+        "OptionError: this process was forked from one that had loaded the model, and threads do not survive a fork"
         in done.stderr
     )
 

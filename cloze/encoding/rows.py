@@ -134,7 +134,7 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
         if reason := _reason(names):
             raise RowsError(f"{name}, line {records.line_num}: {reason}")
         if len(set(names)) < len(names):
-            raise RowsError(f"{name} has two columns with the same name: {', '.join(names)}; rename one of them")
+            raise RowsError(f"{name} has two columns with the same name ({', '.join(names)}); rename one of them")
         for record in records:
             if any(record) or len(record) == 1:
                 yield records.line_num, _named(names, record)

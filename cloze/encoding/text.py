@@ -338,7 +338,7 @@ class TextEncoder:
         if cut and not truncate:
             limit = f"{self.text_tokens} fit beside the template's {self.template_tokens}"
             if max_text_tokens is not None and max_text_tokens < self.text_tokens:
-                limit = f"{max_text_tokens} were requested"
+                limit = f"{max_text_tokens} are allowed by the request"
             raise TextTooLong(
                 f" has {len(ids)} tokens; at most {limit}: shorten it or allow truncation", position=position
             )

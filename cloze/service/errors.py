@@ -22,7 +22,8 @@ CHALLENGE: Final = {"www-authenticate": "Bearer"}
 NOT_READ: Final = {"connection": "close"}  # the rest of the body is not read
 
 FORKED: Final = (
-    "the process was forked after it loaded the model, and threads do not survive a fork; load the model here"
+    "this process was forked from one that had loaded the model, and threads do not survive a fork; load the model in "
+    "this process"
 )
 
 

@@ -200,7 +200,7 @@ def _values(environ: Mapping[str, str]) -> dict[str, str]:
     links = {name for name in variables if SERVICE_LINK.match(name) or (PORT.match(name) and "://" in environ[name])}
     if links:
         logger.warning(
-            "ignored %s, which Kubernetes sets for a service called cloze; set enableServiceLinks: false to avoid this",
+            "ignored %s, which Kubernetes sets for a service named cloze; set enableServiceLinks: false to avoid this",
             ", ".join(sorted(links)),
         )
     settings = {name: name.upper().removeprefix(PREFIX).lower() for name in variables - links}

@@ -255,7 +255,7 @@ class Run:
         if saved != processes:
             raise RunError(
                 f"{newest} was saved by {saved} processes, but {processes} would continue it; start {saved} with "
-                "torchrun, which are --nnodes, as a number and not a range, times --nproc-per-node"
+                "torchrun: --nnodes, a number and not a range, times --nproc-per-node"
             )
         return newest
 

@@ -221,7 +221,7 @@ def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
         ("a.pdf", b"x", {}, "has an unknown ending; the known ones are .parquet, .jsonl"),
         ("a.jsonl", b"{\n", {}, "can be read; line 1"),
         ("a.csv", b"words\nx\n", {}, "there is no column 'text'; the columns are words"),
-        ("a.csv", b"text,text\na,b\n", {}, "has two columns with the same name: text, text; rename one of them"),
+        ("a.csv", b"text,text\na,b\n", {}, "has two columns with the same name \\(text, text\\); rename one of them"),
         ("a.csv", b"text,id\na,b\n", {}, "the input already has a column 'id'; write --id-column id"),
         ("a.csv", b"text,n\na,b\n", {"id_column": "key"}, "there is no column 'key'; the columns are text, n"),
         ("a.csv", b"text,tokens\na,b\n", {}, "the column 'tokens' exists already"),
@@ -352,7 +352,9 @@ def test_files_of_other_columns(tmp_path: Path) -> None:
         read(Source.find(str(tmp_path / "csv")))
     write(tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", [{"text": "a", "place": "not a number"}])
-    with pytest.raises(SourceError, match=r"b\.parquet has string in the column 'place', of int64 in the files before"):
+    with pytest.raises(
+        SourceError, match=r"b\.parquet has string in the column 'place', which is int64 in the files before"
+    ):
         Source.find(f"{tmp_path}/*.parquet")  # and not when its turn comes
     write(tmp_path / "b.parquet", [{"text": "a"}])
     with pytest.raises(SourceError, match=r"b\.parquet does not have the column 'place', of int64 in the files before"):

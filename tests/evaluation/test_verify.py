@@ -102,7 +102,7 @@ def test_another_template_is_named(
 def test_another_dimension_ends_the_comparison(tmp_path: Path) -> None:
     with served(write_bundle(tmp_path / "narrow", dimension=8)) as url:
         assert found(url, write_bundle(tmp_path / "model")) == {
-            "dimensions": Check("dimensions", False, "8, the model has 16")
+            "dimensions": Check("dimensions", False, "8, but the model has 16")
         }
 
 
@@ -326,7 +326,7 @@ def test_vectors_that_the_model_would_normalise_are_seen(model: Path) -> None:
     reference = reference_of(model)
     rows = Asked(lambda texts: (2 * reference.embed(texts)).tolist()).checked(reference)
     assert rows["vectors"].agrees
-    assert rows["length 1"] == Check("length 1", False, "lengths of 2 to 2, and the model normalises")
+    assert rows["length 1"] == Check("length 1", False, "lengths of 2 to 2, but the model normalises")
 
 
 def test_a_default_prompt_and_a_dense_of_another_width_are_variants(model: Path, tmp_path: Path) -> None:

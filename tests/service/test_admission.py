@@ -146,7 +146,7 @@ def test_a_tenth_is_rounded_up() -> None:
         with in_flight(admission, known, A):
             with in_flight(admission, limit - known, B):
                 assert admission.tokens_in_flight == limit
-            with pytest.raises(Overloaded, match=f"the limit is {known} for a client that has some"):
+            with pytest.raises(Overloaded, match=f"the limit is {known} for a client that already has some"):
                 in_flight(admission, limit - known + 1, A).__enter__()
 
 

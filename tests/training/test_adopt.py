@@ -309,7 +309,7 @@ BROKEN = {
     ),
     "no [SEP]": (
         lambda model: edit_tokenizer(model, sep_token=None),
-        "has a tokenizer without sep_token; the sequences of a bundle are",
+        "has a tokenizer without sep_token, but the sequences of a bundle are",
     ),
     "sequences of another form": (
         lambda model: edit_post_processor(model),

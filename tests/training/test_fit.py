@@ -218,7 +218,7 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
-        (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2; method 'mlm' reads 1"),
+        (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2, but method 'mlm' reads 1"),
         (["simcse", "--corpus", "{pairs}", "--columns", "a", "b", "c"], "line 2: no column 'c'; it has a, b"),
         (["simcse", "--corpus", "{pairs}"], "has columns a, b; name the column to read"),
         (["simcse", "--corpus", "{empty}"], "no sentences remain from {empty}: 0 rows from 1 files; left out: 3 empty"),
@@ -393,8 +393,8 @@ def test_torch_says_of_a_full_disk_what_is_expected_of_it(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("recipe", "advice"),
     [
-        ("simcse", "write a lower batch_size or a lower mini_batch_size"),
-        ("mlm", "write a lower batch_size or a higher accumulation_steps"),
+        ("simcse", "choose a lower batch_size or a lower mini_batch_size"),
+        ("mlm", "choose a lower batch_size or a higher accumulation_steps"),
     ],
 )
 @pytest.mark.parametrize("rehearsed", [False, True])

@@ -94,7 +94,8 @@ class Remote:
             raise RemoteError(f"{self.url} cannot be reached ({error}); {RESUME} when it answers") from error
         if (precision := self._served(self._facts(response))) != self.precision:
             raise RemoteError(
-                f"{self.url} now runs {precision}, but ran {self.precision} before; {RESUME} when it runs that again"
+                f"{self.url} now runs {precision}, but ran {self.precision} before; {RESUME} when it runs "
+                f"{self.precision}"
             )
 
     def _healthy(self) -> bool:

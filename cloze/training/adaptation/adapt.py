@@ -292,7 +292,7 @@ def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None)
     added = [text for text in judged.documents if text not in known] if documents else []
     if added:
         console.print(
-            f"{len(added):,} answers in {pairs.name} match no document and are read as documents: {added[0][:100]}"
+            f"{len(added):,} texts in {pairs.name} are not in --documents and are added to them: {added[0][:100]}"
         )
     count = sum(len(judged.relevant(query)) for query in range(len(judged)))
     console.print(f"queries: {len(judged):,}, answered by {count:,} documents; such as:")

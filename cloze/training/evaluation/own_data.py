@@ -36,7 +36,7 @@ def columns_of(path: Path) -> set[str]:
         raise CorpusError(f"{path} is not a file; give a .csv, .tsv, .jsonl or .parquet file")
     for _, record in read_records(path):
         return set(record)
-    raise CorpusError(f"{path} has no rows; give a file with the rows to score")
+    raise CorpusError(f"{path} has no rows; give a file that has some")
 
 
 def load_duplicates(path: Path) -> Pairs:

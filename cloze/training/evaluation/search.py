@@ -170,7 +170,7 @@ def _grades(folder: Path, split: str, documents: Container[str], queries: Contai
             f"{path} judges no query of {folder / 'queries.jsonl'} (it has {other!r}); give both the same ids"
         )
     if others:
-        print(f"skipped {len(others)} queries that {path} judges and queries.jsonl lacks", file=sys.stderr)
+        print(f"skipped {len(others)} queries that {path} judges but queries.jsonl lacks", file=sys.stderr)
     return grades
 
 

@@ -47,7 +47,7 @@ def refuse_layers_behind(source: str) -> None:
     if behind:
         raise EncoderError(
             f"{source} has layers after its pooling, which a run cannot include ({', '.join(behind)}); make a bundle "
-            "with `cloze adopt`, which can"
+            "with `cloze adopt`, which includes them"
         )
 
 

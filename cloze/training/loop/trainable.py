@@ -59,7 +59,7 @@ def add_lora(backbone: PreTrainedModel, rank: int, alpha: int) -> None:
     highest = math.ceil(_limit(narrowest)) - 1
     if rank > highest:
         raise RecipeError(
-            f"lora_rank is {rank}, and matrices of that rank have as many weights as the narrowest layer, "
+            f"lora_rank is {rank}, and matrices of that rank have at least as many weights as the narrowest layer, "
             f"{narrowest.in_features} by {narrowest.out_features}; write {highest} at most, or 0 to train all weights"
         )
     backbone.requires_grad_(False)

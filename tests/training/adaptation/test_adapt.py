@@ -294,7 +294,7 @@ def test_an_encoder_that_nobody_reads_is_named(
 ) -> None:
     words = ["--encoder", str(tiny_bert), "--documents", str(documents), "--out", str(tmp_path / "run")]
     assert run_command(lambda: main(words)) == 2
-    assert "nothing says how" in capsys.readouterr().err
+    assert "has no template and pooling of its own" in capsys.readouterr().err
 
 
 def test_an_encoder_with_layers_behind_its_pooling_is_refused(

@@ -429,7 +429,7 @@ def test_int8_that_costs_too_much_is_refused(
 
     monkeypatch.setattr(exporting, "_scores", scores)
     if refused:
-        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
+        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*; the limit is 0\.[35]"):
             export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
         assert nothing_left(tmp_path / "out")
         export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere", "--force"])
@@ -526,7 +526,7 @@ def test_what_a_path_is(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
     (run / "run.json").unlink()
     with pytest.raises(RunError, match=r"not finished; continue it.*--resume"):
         kind_of(str(run))
-    with pytest.raises(RunError, match="is none of"):
+    with pytest.raises(RunError, match="is not a run"):
         kind_of(str(tmp_path))
     for path in (tmp_path / "nowhere", run / "recipe.toml", "./nowhere", "a/b/c"):
         with pytest.raises(RunError, match="is not a folder"):
@@ -574,7 +574,7 @@ def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
     export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert kind_of(str(tmp_path / "out")) == "bundle"
     (tmp_path / "out" / "embedding.json").unlink()
-    with pytest.raises(RunError, match="is none of"):
+    with pytest.raises(RunError, match="is not a run"):
         kind_of(str(tmp_path / "out"))
 
 

@@ -66,7 +66,7 @@ def test_the_layers_of_each_architecture_are_found(family: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "words", "message"),
     [
-        ("simcse", {"frozen_layers": ["0"], "frozen_share": ["0.5"]}, "frozen_share is 0.5 and frozen_layers 0, so"),
+        ("simcse", {"frozen_layers": ["0"], "frozen_share": ["0.5"]}, "frozen_share is 0.5 and frozen_layers is 0, so"),
         (
             "simcse",
             {"lora_rank": ["3"]},
@@ -89,5 +89,5 @@ def test_what_has_nothing_to_freeze_refuses_it(
 
 def test_one_layer_has_to_be_left(keys: dict[str, list[str]]) -> None:
     recipe = load_recipe("simcse", keys | {"frozen_layers": ["2"]})
-    with pytest.raises(RecipeError, match=r"frozen_layers is 2, and the encoder has 2 layers .* write 1 at most"):
+    with pytest.raises(RecipeError, match=r"frozen_layers is 2, but the encoder has 2 layers .* write 1 at most"):
         prepare(recipe)

@@ -157,7 +157,7 @@ def test_one_process_does_not_go_on_for_two(two: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(two / "whole", tmp_path / "whole"))
     (run / "run.json").rename(run / "was-run.json")
     with pytest.raises(
-        RunError, match=r"checkpoint-4 was saved by 2 processes, but .* start 2 with torchrun, which are --nnodes"
+        RunError, match=r"checkpoint-4 was saved by 2 processes, but .* start 2 with torchrun: --nnodes"
     ):
         fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
 
@@ -469,5 +469,5 @@ def test_the_texts_of_the_encoder_are_those_of_the_start(
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
-    with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps 3; write a batch_size"):
+    with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps is 3; write a batch_size"):
         load_recipe("mlm", words | {"columns": ["b"], "accumulation_steps": ["3"]})

@@ -137,5 +137,5 @@ def test_methods_that_it_cannot_serve_refuse_it(
 
 def test_a_rank_that_saves_nothing_is_refused(keys: dict[str, list[str]]) -> None:
     recipe = load_recipe("simcse", keys | {"lora_rank": ["16"]})
-    with pytest.raises(RecipeError, match=r"lora_rank is 16; a layer of 32 by 32 .* write 15 at most, or 0"):
+    with pytest.raises(RecipeError, match=r"lora_rank is 16, .* 32 by 32; write 15 at most, or 0"):
         prepare(recipe)

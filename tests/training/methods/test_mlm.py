@@ -339,7 +339,7 @@ def folders(tmp_path: Path, tiny_bert: Path, text: Path) -> dict[str, Path]:
     ("keys", "message"),
     [
         (["--corpus", "{text}", "--encoder", "{bert}", "--head", "kept"], "has no masked-word head"),
-        (["--corpus", "{text}", "--encoder", "{mpnet}"], "the masked-word head of a 'mpnet' model is not known"),
+        (["--corpus", "{text}", "--encoder", "{mpnet}"], "the masked-word head of a 'mpnet' model is not supported"),
         (["--corpus", "{text}", "--encoder", "{maskless}"], "the tokenizer has no mask token"),
         ([*PLAIN, "--corpus", "{text}", "--encoder", "{maskless}"], "its tokenizer has no mask token"),
     ],

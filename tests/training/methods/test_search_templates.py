@@ -88,7 +88,7 @@ def test_templates_that_do_not_fit_the_pooling_are_left_out(
         (COLUMNS | {"document_template": ["[X] [MASK]"]}, r"document_template: .*\[MASK\]"),
         (
             COLUMNS | {"pooling": ["mask"], "template": ["[X] is [MASK]."], "query_template": ["[X] asks [MASK] !!"]},
-            "template query .* has .MASK. at place -4, template .* at -3; write the same words",
+            "template query .* has .MASK. at position -4, but template .* at -3; write the same words",
         ),
     ],
 )
