@@ -89,7 +89,7 @@ class Options(BaseSettings):
     def _explain_usage(cls, reason: str, arguments: Sequence[str]) -> str:
         problem, _, words = reason.partition(": ")
         if problem == REQUIRED and any(map(cls._takes_several, arguments)):
-            return f"{reason}; write it before the options: one that takes a list takes every word after it"
+            return f"{reason}; write it before the options: an option with a list takes every word after it"
         if problem != "unrecognized arguments":
             return reason
         if any("key" in argument.lower() for argument in arguments):  # as in `--api-key KEY` for `--api-keys KEY`
@@ -189,5 +189,5 @@ def key_of(file: Path | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
     if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
-        raise OptionError(f"--key-file {file} has to hold one API key of ASCII characters, and nothing else")
+        raise OptionError(f"--key-file {file} must contain one API key of ASCII characters, and nothing else")
     return words[0]

@@ -62,7 +62,7 @@ def test_a_command_is_called_what_the_user_typed() -> None:
     swallowed = cloze("evaluate", "--pairs", "pairs.csv", "cloze-mini")
     assert (swallowed.returncode, swallowed.stderr) == (
         2,
-        "error: the following arguments are required: PATH; write it before the options: one that takes a list takes "
+        "error: the following arguments are required: PATH; write it before the options: an option with a list takes "
         "every word after it\n",
     )
 

@@ -149,7 +149,7 @@ def test_a_key_that_cannot_be_read_is_named(service: str, tmp_path: Path) -> Non
     several = tmp_path / "keys"
     several.write_text("first secret-1\n", encoding="utf-8")
     with pytest.raises(
-        OptionError, match=r"--key-file .*keys has to hold one API key of ASCII characters, and nothing else"
+        OptionError, match=r"--key-file .*keys must contain one API key of ASCII characters, and nothing else"
     ):
         next(subjects(service, EvaluateOptions.parse([service, "--key-file", str(several)], "p")))
     with pytest.raises(OptionError, match=r"--key-file .*none cannot be read .* give a file that holds the API key"):

@@ -124,7 +124,7 @@ def test_a_name_of_the_hub_is_served(model: Path, cache: Path, hub: Hub) -> None
     assert (cache / "hub" / "main" / "rain" / "my-model" / "embedding.json").is_file()
     again = checked("rain/my-model")
     assert "my-model (default): '[X]', pooling mean" in again.stdout
-    assert "is served as the bundle that was made of it" in again.stderr
+    assert "as the bundle that was made from it" in again.stderr
     assert "making the graph" not in again.stderr
 
 
@@ -182,9 +182,9 @@ def test_without_torch_and_graph_the_extra_is_named(model: Path, cache: Path, no
     assert found.returncode == 2
     [_, reason] = found.stderr.splitlines()
     assert reason == (
-        f"error: {str(model)!r} has no onnx/model.onnx, of which a bundle is made without torch; the extra "
-        "`train` brings torch, which makes a bundle of any model that Cloze serves: pip install '.[train]' in a clone "
-        "of Cloze"
+        f"error: {str(model)!r} has no onnx/model.onnx, from which Cloze makes a bundle without torch; install "
+        "the extra `train`: with torch, Cloze converts every model that it can serve: pip install '.[train]' in a "
+        "clone of Cloze"
     )
 
 
@@ -211,7 +211,7 @@ def test_what_the_hub_does_not_have_ends_in_one_line(cache: Path, hub: Hub) -> N
     [_, reason] = found.stderr.splitlines()
     assert reason == (
         f"error: {hub.url} has no repository rain/no-such-model, or it is private, and there is no folder of that "
-        "name; check it, or set HF_TOKEN to a token that may read it"
+        "name; check the name, or set HF_TOKEN to a token that may read it"
     )
     assert not list(cache.rglob("embedding.json"))
 
@@ -228,7 +228,9 @@ def test_a_link_gives_the_model_its_name(
 
 def test_a_command_that_dies_is_named(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopted.sys, "executable", "/bin/false")
-    with pytest.raises(SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run it by itself"):
+    with pytest.raises(
+        SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run that command to see why"
+    ):
         bundle_of(model)
 
 
@@ -287,6 +289,8 @@ def test_bundles_and_what_is_unknown_stay_what_they_are(
     unknown = (tmp_path / "nowhere", Path("cloze-mini"), Path("a/b/c"), Path("-x/y"), Path("models/misspelt"))
     for path in (bundle, bundle.parent, *unknown):
         assert bundle_of(path) == path
-        with pytest.raises(SessionError, match=r"^--revision is 'v1', and .* is not a name on the hub: leave it out$"):
+        with pytest.raises(
+            SessionError, match=r"^--revision is 'v1', but .* is not a name on the hub: omit --revision$"
+        ):
             bundle_of(path, "v1")
     assert not cache.exists()

@@ -98,7 +98,7 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
             expected = _own_vectors(graph, sequences, config.pooling, behind)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             raise AdoptionError(
-                f"{source!r} has a graph that fails on {max(map(len, sequences))} tokens or fewer "
+                f"{source!r} has a graph that fails on inputs of up to {max(map(len, sequences))} tokens "
                 f"({first_line(error)}); give a lower --max-tokens than {config.max_tokens}, or get the model again"
             ) from error
         path = staged / GRAPHS["fp32"]
@@ -145,7 +145,10 @@ def _embedding_config(
 def _copy_tokenizer(folder: Path, staged: Path, source: str) -> None:
     """Copy the tokenizer; special tokens that only special_tokens_map.json names are added to its configuration."""
     if not (folder / "tokenizer.json").is_file():
-        raise AdoptionError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
+        raise AdoptionError(
+            f"{source!r} has no fast tokenizer (tokenizer.json), which Cloze requires; save one there with "
+            "transformers, or choose another model"
+        )
     shutil.copyfile(folder / "tokenizer.json", staged / "tokenizer.json")
     if settings_of(folder).get("do_lower_case"):  # before its own normalizer, as sentence-transformers does
         try:
@@ -166,12 +169,15 @@ def _weights(folder: Path, module: Module, source: str) -> Weights:
         return {}
     path = _file(folder, module)
     if not path.is_file():
-        raise AdoptionError(f"{source!r} has no {module.path}/{path.name}, which is read without torch; {NEEDS_TORCH}")
+        raise AdoptionError(
+            f"{source!r} has no {module.path}/{path.name}, which Cloze needs to read the module without torch; "
+            f"{NEEDS_TORCH}"
+        )
     name = activation_of(module.config or {})
     if module.kind == "Dense" and name not in ACTIVATED:
         raise AdoptionError(
-            f"{source!r} has the activation function {name} in {module.path}; without torch, there are "
-            f"{', '.join(ACTIVATED)}; {NEEDS_TORCH}"
+            f"{source!r} has the activation function {name} in {module.path}; without torch, Cloze supports "
+            f"only {', '.join(ACTIVATED)}; {NEEDS_TORCH}"
         )
     try:
         weights = load_file(path)

@@ -27,8 +27,9 @@ def check_tokens(
         for text, ids, tokens in zip(compared, expected, encoder.encode(compared), strict=True):
             if ids != tokens.ids:
                 raise AdoptionError(
-                    f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, and a bundle as {tokens.ids[:8]} "
-                    f"(template {template!r}); Cloze holds tokenizers whose sequences are [CLS], text, [SEP]"
+                    f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, but a bundle would encode it as "
+                    f"{tokens.ids[:8]} (template {template!r}); Cloze supports only tokenizers whose sequences are "
+                    "[CLS], text, [SEP]: choose another model"
                 )
 
 
@@ -40,11 +41,12 @@ def check_vectors(difference: float, rearranged: float, own: str, source: str) -
     """
     if difference <= LARGEST_DIFFERENCE < rearranged:
         raise AdoptionError(
-            f"{source!r} gives a text another vector beside longer texts, by {rearranged:.1e}: its layers do not leave "
-            "out the padding. The service puts texts of several requests into a batch, so Cloze cannot serve this model"
+            f"{source!r}: the vector of a text changes by {rearranged:.1e} in a batch with longer texts, because its "
+            "layers do not mask the padding. The service batches the texts of several requests, so Cloze cannot serve "
+            "this model"
         )
     if not difference <= LARGEST_DIFFERENCE:
         raise AdoptionError(
-            f"{source!r}: the vectors differ from those of {own} by {difference:.1e}, the limit is "
-            f"{LARGEST_DIFFERENCE:.0e}; Cloze cannot hold this model"
+            f"{source!r}: the bundle's vectors differ from those of {own} by {difference:.1e}; the limit is "
+            f"{LARGEST_DIFFERENCE:.0e}, so Cloze cannot serve this model"
         )

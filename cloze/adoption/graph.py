@@ -38,22 +38,25 @@ def repository_graph(folder: Path, source: str) -> ModelProto:
     path = graph_file(folder, source)
     size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
     if size > LARGEST:
-        raise AdoptionError(f"{source!r} has a graph of {size / 1e9:.1f} GB; a bundle's graph has at most 2.1 GB")
+        raise AdoptionError(
+            f"{source!r} has a graph of {size / 1e9:.1f} GB; a bundle's graph has at most 2.1 GB: choose a "
+            "smaller model"
+        )
     try:
         model = onnx.load(path)
     except Exception as error:  # the errors of protobuf and onnx have no common base class
         raise AdoptionError(f"{path} cannot be read as a graph ({error}); get the model again") from error
     inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
     if _opset(model) < LEAST_OPSET:
-        raise AdoptionError(f"{path} has opset {_opset(model)}, {LEAST_OPSET} is the least; {NEEDS_TORCH}")
+        raise AdoptionError(f"{path} has opset {_opset(model)}; Cloze requires {LEAST_OPSET} or later; {NEEDS_TORCH}")
     if not set(INPUTS) <= set(inputs) <= {*INPUTS, TOKEN_TYPES}:
         raise AdoptionError(
-            f"{path} has the inputs {', '.join(inputs)}; {', '.join(INPUTS)} are expected, and perhaps {TOKEN_TYPES}; "
-            f"{NEEDS_TORCH}"
+            f"{path} has the inputs {', '.join(inputs)}; Cloze expects {', '.join(INPUTS)} and, optionally, "
+            f"{TOKEN_TYPES}; {NEEDS_TORCH}"
         )
     if not set(STATES) & set(outputs):
         raise AdoptionError(
-            f"{path} has the outputs {', '.join(outputs)}; {' or '.join(STATES)} is expected; {NEEDS_TORCH}"
+            f"{path} has the outputs {', '.join(outputs)}; Cloze expects {' or '.join(STATES)}; {NEEDS_TORCH}"
         )
     return model
 

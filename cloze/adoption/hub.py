@@ -37,7 +37,7 @@ def model_folder(source: str, revision: str | None = None, *, graph: bool = Fals
     folder = locate(source)
     if folder.is_dir():
         if revision is not None:
-            raise HubError(f"--revision is {revision!r}, and {source} is a folder: leave it out")
+            raise HubError(f"--revision is {revision!r}, but {source} is a folder: omit --revision")
         return folder
     if looks_local(source):
         raise HubError(f"{source!r} is not a folder; give the folder of a model, or its name on the hub")
@@ -63,7 +63,8 @@ def explain_hub_error(error: BaseException, name: str, revision: str | None = No
     for cause in _chain(error):
         if isinstance(cause, errors.HFValidationError):
             return (
-                f"{name!r} cannot be a name of the hub, and there is no such folder; give NAME, OWNER/NAME or a folder"
+                f"{name!r} is not a valid name on the hub, and there is no such folder; give NAME, OWNER/NAME or a "
+                "folder"
             )
         if isinstance(cause, errors.RevisionNotFoundError):
             return f"{name} has no revision {revision!r} at {endpoint}; name a branch, a tag or a commit"
@@ -74,7 +75,7 @@ def explain_hub_error(error: BaseException, name: str, revision: str | None = No
         if isinstance(cause, errors.RepositoryNotFoundError):
             return (
                 f"{endpoint} has no repository {name}, or it is private, and there is no folder of that name; check "
-                "it, or set HF_TOKEN to a token that may read it"
+                "the name, or set HF_TOKEN to a token that may read it"
             )
         if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
             if constants.HF_HUB_OFFLINE:
@@ -89,8 +90,8 @@ def explain_hub_error(error: BaseException, name: str, revision: str | None = No
             )
         elif isinstance(cause, OSError) and cause.errno in CANNOT_WRITE:
             return (
-                f"{cause.filename or constants.HF_HUB_CACHE} cannot be written ({cause.strerror}), and the hub's files "
-                f"of {name} are kept there; set HF_HOME to a folder that can"
+                f"{cause.filename or constants.HF_HUB_CACHE} cannot be written ({cause.strerror}), and the files of "
+                f"{name} would be cached there; set HF_HOME to a writable folder"
             )
     return None
 

@@ -13,7 +13,7 @@ from cloze.encoding.errors import ClozeError, TemplateError
 from cloze.encoding.template import POOLINGS, TEXT, PoolingMode, Template
 
 NEEDS_TORCH: Final = (
-    "the extra `train` brings torch, which makes a bundle of any model that Cloze serves: pip install '.[train]' in a "
+    "install the extra `train`: with torch, Cloze converts every model that it can serve: pip install '.[train]' in a "
     "clone of Cloze"
 )
 MODULES_FILE: Final = "modules.json"  # of sentence-transformers
@@ -49,7 +49,7 @@ def graph_file(folder: Path, source: str) -> Path:
     path = folder / GRAPHS["fp32"]
     if not path.is_file():
         raise AdoptionError(
-            f"{source!r} has no {GRAPHS['fp32']}, of which a bundle is made without torch; {NEEDS_TORCH}"
+            f"{source!r} has no {GRAPHS['fp32']}, from which Cloze makes a bundle without torch; {NEEDS_TORCH}"
         )
     return path
 
@@ -70,23 +70,30 @@ def modules_of(folder: Path, source: str) -> list[Module]:
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and isinstance(row.get("type"), str) and isinstance(row.get("path"), str) for row in rows
     ):
-        raise AdoptionError(f"{source!r}: modules.json does not give a type and a path of each module; get it again")
+        raise AdoptionError(
+            f"{source!r}: modules.json does not give a type and a path for each module; get the model again"
+        )
     if outside := [row["path"] for row in rows if Path(row["path"]).is_absolute() or ".." in Path(row["path"]).parts]:
-        raise AdoptionError(f"{source!r} has the module folder {outside[0]}, which lies outside the model")
+        raise AdoptionError(
+            f"{source!r}: modules.json names {outside[0]}, which is outside the model's folder; get the model again"
+        )
     modules = [Module(row["type"].rpartition(".")[2], row["path"], _config(folder, row["path"])) for row in rows]
     kinds = [module.kind for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind not in BEHIND for kind in kinds[2:]):
         raise AdoptionError(f"{source!r} has the modules {', '.join(kinds)}; {SERVED}")
     if foreign := [row["type"] for row in rows if not row["type"].startswith("sentence_transformers.")]:
-        raise AdoptionError(f"{source!r} has the module {foreign[0]}, code of its own, which Cloze does not run")
+        raise AdoptionError(
+            f"{source!r} has the module {foreign[0]}, which is custom code, and Cloze does not run custom code; "
+            "choose a model with modules of sentence-transformers only"
+        )
     for kind, path, config in modules[1:]:
         if config is None and kind != "Normalize":  # Normalize has no file
             raise AdoptionError(f"{source!r} has no {path}/config.json, which its {kind} needs; get the model again")
         activation = (config or {}).get("activation_function", "torch.") if kind == "Dense" else "torch."
         if not activation.startswith("torch."):
             raise AdoptionError(
-                f"{source!r} has the activation function {activation} in {path}, code of its own; Cloze runs those of "
-                "torch.nn only"
+                f"{source!r} has the activation function {activation} in {path}, which is custom code; Cloze runs "
+                "only those of torch.nn: choose another model"
             )
     return modules
 
@@ -102,12 +109,13 @@ def check_pooling(poolings: Sequence[str], include_prompt: bool, source: str) ->
     """The only pooling of a model. Raises AdoptionError if a bundle cannot hold it."""
     if len(poolings) != 1 or poolings[0] not in POOLINGS:
         raise AdoptionError(
-            f"{source!r} joins the poolings {' and '.join(poolings)}; a bundle has one of {', '.join(POOLINGS[1:])}"
+            f"{source!r} concatenates the poolings {' and '.join(poolings)}; a bundle has exactly one of "
+            f"{', '.join(POOLINGS[1:])}"
         )
     if not include_prompt:
         raise AdoptionError(
-            f"{source!r} has include_prompt: false, so its pooling leaves out the tokens of a prompt; a bundle's "
-            "reads all tokens of the template, and would give other vectors"
+            f"{source!r} has include_prompt: false, so its pooling ignores the tokens of a prompt; a bundle "
+            "pools all tokens of the template, so its vectors would differ"
         )
     return cast(PoolingMode, poolings[0])
 
@@ -116,7 +124,9 @@ def check_behind(inputs: Sequence[str], truncate_dim: int | None, source: str) -
     """Check the inputs of the modules after the pooling, and that vectors are not cut. Raises AdoptionError."""
     for read in inputs:
         if read != "sentence_embedding":
-            raise AdoptionError(f"{source!r} has a Dense that reads {read}; {SERVED}, which read the sentence's vector")
+            raise AdoptionError(
+                f"{source!r} has a Dense module that reads {read}; {SERVED}, all of which read the sentence's vector"
+            )
     if truncate_dim is not None:
         raise AdoptionError(
             f"{source!r} has truncate_dim {truncate_dim}; remove it from config_sentence_transformers.json, and "
@@ -127,7 +137,9 @@ def check_behind(inputs: Sequence[str], truncate_dim: int | None, source: str) -
 def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -> tuple[str, dict[str, str]]:
     """The template and the named templates that correspond to a model's prompts. Raises AdoptionError."""
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in filter(None, prompts.values())):
-        raise AdoptionError(f"{source!r} has prompts that are not texts with a name each; get {ST_CONFIG_FILE} again")
+        raise AdoptionError(
+            f"{source!r}: the prompts in {ST_CONFIG_FILE} are not an object of names and texts; get the file again"
+        )
     templates = {name: _template(name, prompt, source) for name, prompt in prompts.items() if prompt}
     template = templates.get(default or "", TEXT)
     for name in DOCUMENT_PROMPTS[1:]:

@@ -80,11 +80,13 @@ class Bridge:
         except OSError as error:
             raise BridgeError(f"{path} cannot be read ({error.strerror}); name the file of a bridge") from error
         except (AttributeError, BadZipFile, EOFError, KeyError, TypeError, ValidationError, ValueError) as error:
-            raise BridgeError(f"{path} is not a bridge that this Cloze reads; {REMAKE}") from error
+            raise BridgeError(f"{path} is not a bridge that this version of Cloze can read; {REMAKE}") from error
         if matrix.dtype != np.float32 or matrix.ndim != 2 or offset.dtype != np.float32:
             raise BridgeError(f"{path} has a matrix of {matrix.dtype} {matrix.shape}, not float32 (new, old); {REMAKE}")
         if offset.shape != matrix.shape[1:] or not (np.isfinite(matrix).all() and np.isfinite(offset).all()):
-            raise BridgeError(f"{path} has a matrix and an offset that do not fit or are not finite; {REMAKE}")
+            raise BridgeError(
+                f"{path} has a matrix and an offset whose shapes do not match, or whose values are not finite; {REMAKE}"
+            )
         return bridge
 
     def write(self, path: Path) -> None:

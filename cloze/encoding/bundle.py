@@ -116,13 +116,14 @@ class EmbeddingConfig(_Record):
             encoder = text_encoder.within(Template.parse(source, self.pooling))
             if encoder.mask_index != text_encoder.mask_index:
                 raise TemplateError(
-                    f"template {name} {source!r} has {MASK} at place {encoder.mask_index}, template {self.template!r} "
-                    f"at {text_encoder.mask_index}; write the same words between {MASK} and the nearer end"
+                    f"template {name} {source!r} has {MASK} at position {encoder.mask_index}, but template "
+                    f"{self.template!r} has it at {text_encoder.mask_index}; write the same words between {MASK} and "
+                    "the nearer end"
                 )
             if self.denoising:
                 raise TemplateError(
-                    f"template {name} {source!r}: the vector of one template is subtracted, so there can be no other; "
-                    "export without denoising"
+                    f"template {name} {source!r}: denoising subtracts the vector of one template, so the bundle cannot "
+                    "have another template; export without denoising"
                 )
             encoders[name] = encoder
         return encoders
@@ -201,7 +202,7 @@ class Bundle:
             return self.text_encoder
         if prompt_name not in self.named:
             names = ", ".join(self.named) or "none"
-            raise OptionError(f"prompt_name is {prompt_name!r}; the templates that {self.name} names are: {names}")
+            raise OptionError(f"prompt_name is {prompt_name!r}; the named templates of {self.name} are: {names}")
         return self.named[prompt_name]
 
     def check_dimensions(self, dimensions: int | None) -> None:
@@ -326,7 +327,9 @@ def _check_place(folder: Path) -> None:
     if folder.is_mount():
         raise BundleError(f"{folder} is a mount point, which cannot be replaced; name a folder in it")
     if Path.cwd().is_relative_to(folder):
-        raise BundleError(f"{folder} is the working directory or holds it, and would be replaced; go elsewhere first")
+        raise BundleError(
+            f"{folder} is the working directory or holds it, and would be replaced; change to another folder first"
+        )
 
 
 def load_to_change(name: str | os.PathLike[str]) -> Bundle:
@@ -342,7 +345,9 @@ def load_to_change(name: str | os.PathLike[str]) -> Bundle:
     try:
         check_folder(folder.parent)
     except OptionError as error:
-        raise BundleError(f"{bundle.path} is replaced when it is changed, and {error}, and copy it there") from error
+        raise BundleError(
+            f"{bundle.path} cannot be replaced by its changed copy: {error}, and copy the bundle there"
+        ) from error
     return bundle
 
 
@@ -356,7 +361,7 @@ def changing(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[P
     spec = bundle.spec
     with staging(bundle.path) as folder:
         if not bundle.unchanged():
-            raise BundleError(f"{bundle.path} was replaced since it was read; start again")
+            raise BundleError(f"{bundle.path} was replaced after it was read; run the command again")
         bundle.copy(folder)
         yield folder
         config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
@@ -404,7 +409,7 @@ def locate(name: str | os.PathLike[str]) -> Path:
 def unreadable(path: Path, error: OSError) -> BundleError:
     """Make the error for a bundle, or a folder of bundles, that exists but cannot be read."""
     file = error.filename or path
-    return BundleError(f"{file} cannot be read ({error.strerror}); let the user of this process read it")
+    return BundleError(f"{file} cannot be read ({error.strerror}); give the user of this process read permission")
 
 
 def sha256(path: Path) -> str:
@@ -429,7 +434,7 @@ def _read_spec(folder: Path) -> Spec:
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(
-            f"{path} has format_version {version!r}, this Cloze reads {FORMAT_VERSION}; "
+            f"{path} has format_version {version!r}, but this version of Cloze reads {FORMAT_VERSION}; "
             f"export again with this version: `{EXPORT_COMMAND}`"
         )
     try:
@@ -446,7 +451,7 @@ def _check_files(folder: Path, spec: Spec) -> dict[str, tuple[int, int]]:
     for name in dict.fromkeys((*REQUIRED_FILES, *spec.files)):
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts:
-            raise BundleError(f"{folder / SPEC_FILE}: file {name!r} lies outside the bundle")
+            raise BundleError(f"{folder / SPEC_FILE}: file {name!r} is outside the bundle; {RESTORE}")
         if name not in spec.files:
             raise BundleError(f"{folder / SPEC_FILE} does not list {name}; export again: `{EXPORT_COMMAND}`")
         path = folder / name

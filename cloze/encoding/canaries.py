@@ -73,7 +73,7 @@ class Canaries(BaseModel):
         expected = np.array(self.vectors.get(precision, []), dtype=np.float32)
         if expected.shape != vectors.shape:
             raise BundleError(
-                f"{CANARY_FILE} has vectors of shape {expected.shape} for {precision}, the graph gives "
+                f"{CANARY_FILE} has vectors of shape {expected.shape} for {precision}, but the graph gives "
                 f"{vectors.shape}; export the bundle again"
             )
         distances = np.abs(vectors - expected).max(1) / np.linalg.norm(expected, axis=1).max()

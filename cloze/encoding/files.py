@@ -74,7 +74,7 @@ def check_new_file(path: Path) -> None:
     if path.is_dir():
         raise OptionError(f"{path} is a folder; name a file to write in it")
     if not path.parent.is_dir():
-        raise OptionError(f"{path.parent} is not a folder; make it first, {path.name} is written there at the end")
+        raise OptionError(f"{path.parent} is not a folder; create it first: {path.name} is written to it at the end")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -55,7 +55,7 @@ class ClassifierHead(BaseModel):
             raise BundleError(f"{path} is not a head ({reason}); make it again: `cloze head`") from error
         if (width := len(head.weights[0])) != dimension:
             raise BundleError(
-                f"{path} takes {width} dimensions, the bundle has {dimension}; make it again: `cloze head`"
+                f"{path} takes {width} dimensions, but the bundle has {dimension}; make it again: `cloze head`"
             )
         return head
 

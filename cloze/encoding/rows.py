@@ -105,7 +105,7 @@ def _record(line: bytes) -> Row:
     except UnicodeDecodeError as error:
         return _not_utf8(error.object[error.start])
     except UnicodeEncodeError as error:
-        return f"half of a pair of surrogates ({error}); remove it"
+        return f"an unpaired surrogate ({error}); remove it"
     except (ValueError, RecursionError) as error:
         return f"not JSON ({error}); write an object per line"
     if not isinstance(record, dict):
@@ -134,14 +134,14 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
         if reason := _reason(names):
             raise RowsError(f"{name}, line {records.line_num}: {reason}")
         if len(set(names)) < len(names):
-            raise RowsError(f"two columns of the header have the same name in {name}: {', '.join(names)}")
+            raise RowsError(f"{name} has two columns with the same name ({', '.join(names)}); rename one of them")
         for record in records:
             if any(record) or len(record) == 1:
                 yield records.line_num, _named(names, record)
     except csv.Error as error:
         raise RowsError(
-            f"{name}, line {records.line_num}: {error}; is its quoting right? A text that begins with a quote, or "
-            'holds the separator, stands in quotes, and a quote inside it is written twice: "she said ""yes"""'
+            f"{name}, line {records.line_num}: {error}; check the quoting: a text that begins with a quote, or "
+            'contains the separator, must be in quotes, and a quote inside it is written twice: "she said ""yes"""'
         ) from error
 
 

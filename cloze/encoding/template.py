@@ -35,11 +35,11 @@ class Template:
                 f"write {TEXT} exactly once, where the text goes"
             )
         if "<mask>" in source:
-            raise TemplateError(f"template {source!r}: write {MASK}, not <mask>, whichever the tokenizer")
+            raise TemplateError(f"template {source!r}: write {MASK} instead of <mask>, for every tokenizer")
         masks, expected = source.count(MASK), int(pooling == "mask")
         if masks != expected:
             advice = f"write {MASK} exactly once" if expected else f"remove {MASK}, or choose the pooling 'mask'"
-            raise TemplateError(f"template {source!r} has {MASK} {masks} times, pooling is {pooling!r}; {advice}")
+            raise TemplateError(f"template {source!r} has {MASK} {masks} times, but pooling is {pooling!r}; {advice}")
         prefix, suffix = source.strip().split(TEXT)
         return cls(prefix, suffix)
 

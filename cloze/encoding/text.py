@@ -102,7 +102,7 @@ class SpecialTokens:
             token = token_id(role)
             if token is None:
                 raise BundleError(
-                    f"{path} names no {role}_token of the vocabulary; Cloze needs an encoder that has one"
+                    f"{path} does not name a {role}_token that is in the vocabulary; choose an encoder that has one"
                 )
             return token
 
@@ -170,7 +170,7 @@ class TextEncoder:
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception
-            raise BundleError(f"{path} is not a readable tokenizer ({error})") from error
+            raise BundleError(f"{path} is not a readable tokenizer ({error}); get or export the model again") from error
         return cls(tokenizer, SpecialTokens.load(folder, tokenizer), template, max_tokens, final_period)
 
     def within(self, template: Template) -> Self:
@@ -326,7 +326,9 @@ class TextEncoder:
             except Exception as own_error:
                 reason = f"{type(own_error).__name__}: {own_error}"
                 return TextError(f" cannot be tokenised ({reason}); change it", position=position)
-        return TextError(f"the tokenizer cannot take these {len(prepared)} texts together ({error}); send fewer")
+        return TextError(
+            f"the tokenizer fails on these {len(prepared)} texts together ({error}); send fewer texts at a time"
+        )
 
     def _place(
         self, ids: list[int], position: int, truncate: bool, direction: Direction, max_text_tokens: int | None = None
@@ -336,7 +338,7 @@ class TextEncoder:
         if cut and not truncate:
             limit = f"{self.text_tokens} fit beside the template's {self.template_tokens}"
             if max_text_tokens is not None and max_text_tokens < self.text_tokens:
-                limit = f"{max_text_tokens} are asked for"
+                limit = f"{max_text_tokens} are allowed by the request"
             raise TextTooLong(
                 f" has {len(ids)} tokens; at most {limit}: shorten it or allow truncation", position=position
             )
@@ -400,7 +402,7 @@ class TextEncoder:
     def _reserved(self, token: int) -> str | None:
         if token not in self.special:
             return None
-        return f"id {token} is the special token {self._spelling(token)}; leave it out, the template has its own"
+        return f"id {token} is the special token {self._spelling(token)}; leave it out: the template adds its own"
 
     def _spelling(self, token: int) -> str | None:
         try:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
     named = bool(words) and not words[0].startswith("-")
     if named and any(word.partition("=")[0] == "--bundle" for word in words[1:]):
-        raise OptionError(f"{words[0]} and --bundle name what is served; give one of them")
+        raise OptionError(f"{words[0]} and --bundle both name what to serve; give only one of them")
     settings = ServeOptions.read(["--bundle", *words] if named else words)
     configure_logs(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"bundle": bundle_of(settings.bundle, settings.revision)})

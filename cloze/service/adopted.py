@@ -39,7 +39,7 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
         # any other path that does not exist is a mistake
         hub = not model.exists() and HUB_NAME.fullmatch(str(model)) and not model.parent.is_dir()
         if revision is not None and not hub:
-            raise SessionError(f"--revision is {revision!r}, and {model} is not a name on the hub: leave it out")
+            raise SessionError(f"--revision is {revision!r}, but {model} is not a name on the hub: omit --revision")
         if hub:
             source, path = str(model), Path("hub", quote(revision or "main", safe=""), model)
         elif (model / SPEC_FILE).is_file() or not any((model / name).is_file() for name in MODEL_FILES):
@@ -51,7 +51,7 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
         raise unreadable(model, error) from error
     bundle = _cache(environ) / path
     if (bundle / SPEC_FILE).is_file():
-        logger.info("%s is served as the bundle that was made of it: %s", model, bundle)
+        logger.info("serving %s as the bundle that was made from it: %s", model, bundle)
     else:
         _adopt(source, bundle, revision)
     return bundle
@@ -59,7 +59,7 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
 
 def _adopt(model: str, bundle: Path, revision: str | None) -> None:
     """Make a bundle of a model in a separate process, which shows its progress and errors."""
-    logger.info("making a bundle of %s, once: %s", model, bundle)
+    logger.info("making a bundle of %s, which later starts reuse: %s", model, bundle)
     pinned = [] if revision is None else [f"--revision={revision}"]
     command = [sys.executable, "-m", "cloze", "adopt", model, str(bundle), *pinned]
     # There is no shell, and neither path begins with a dash. In its own session, it is interrupted only once.
@@ -76,7 +76,7 @@ def _adopt(model: str, bundle: Path, revision: str | None) -> None:
         sys.exit(CANNOT)
     if status:
         raise SessionError(
-            f"`cloze adopt {model}` ended with status {status}; run it by itself, or serve another model"
+            f"`cloze adopt {model}` ended with status {status}; run that command to see why, or serve another model"
         )
 
 

@@ -63,7 +63,7 @@ def _facts(options: DoctorOptions) -> Iterator[Fact]:
     yield "processor", processor()
     threads = share_threads(0)
     batches = f"{threads.batches} batches at a time of {threads.per_batch} threads each"
-    yield "CPUs", f"{available_cpus()} of {os.cpu_count()} may be used: {batches}"
+    yield "CPUs", f"{available_cpus()} of {os.cpu_count()} are available: {batches}"
     yield "memory", _memory(limit=memory_limit())
     yield "packages", _versions(PACKAGES)
     yield "training", _versions(TRAINING)

@@ -21,7 +21,10 @@ from cloze.encoding.errors import ClozeError, TextError, TextTooLong
 CHALLENGE: Final = {"www-authenticate": "Bearer"}
 NOT_READ: Final = {"connection": "close"}  # the rest of the body is not read
 
-FORKED: Final = "the process that loaded this model was forked, without its threads; load the model here"
+FORKED: Final = (
+    "this process was forked from one that had loaded the model, and threads do not survive a fork; load the model in "
+    "this process"
+)
 
 
 class SessionError(ClozeError):

@@ -169,7 +169,7 @@ class Settings(Options):
                     {"alias": repr(alias)},
                 )
             if name in names:
-                raise PydanticCustomError("alias", "{name} stands for two models; name one", {"name": name})
+                raise PydanticCustomError("alias", "{name} is an alias for two models; give it one", {"name": name})
             names.add(name)
         return value
 
@@ -224,7 +224,7 @@ def _values(environ: Mapping[str, str]) -> dict[str, str]:
     links = {name for name in variables if SERVICE_LINK.match(name) or (PORT.match(name) and "://" in environ[name])}
     if links:
         logger.warning(
-            "left out: %s, which Kubernetes sets for a service; enableServiceLinks: false keeps them away",
+            "ignored %s, which Kubernetes sets for a service named cloze; set enableServiceLinks: false to avoid this",
             ", ".join(sorted(links)),
         )
     settings = {name: name.upper().removeprefix(PREFIX).lower() for name in variables - links}

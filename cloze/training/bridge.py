@@ -124,8 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recall = f"recall@{DEPTH} {about.recall:.3f} [{about.least:.3f}, {about.most:.3f}]"
     if about.recall < options.least_recall and not options.force:
         raise RunError(
-            f"the {about.kind} map keeps too little of the old results: {recall} on {about.queries} texts held out, at "
-            f"least {options.least_recall} is asked for; give more of your own texts, embed the index again with "
+            f"the {about.kind} map keeps too little of the old results: {recall} on {about.queries} texts held out; at "
+            f"least {options.least_recall} is required: give more of your own texts, embed the index again with "
             "`cloze bulk`, or write it anyway with --force"
         )
     bridge.write(options.out)

@@ -49,7 +49,7 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
 
     bundle = Bundle.load(path)
     if is_sentence_transformer(bundle.path):
-        raise RunError(f"sentence-transformers can load {path} as it is; there is nothing to convert")
+        raise RunError(f"sentence-transformers can already load {path}; there is nothing to convert")
     config = EmbeddingConfig(**{name: getattr(bundle.spec, name) for name in EmbeddingConfig.model_fields})
     encoder = SentenceEncoder.load(str(run or bundle.path), **config.model_dump())
     if run is not None:
@@ -77,8 +77,8 @@ def _check_run(run: Path, weights: str, bundle: Bundle) -> None:
         )
     if weights != bundle.spec.weights:
         raise RunError(
-            f"{run} is not the run that {bundle.path} was exported from: its weights have another digest. Give that "
-            f"run, or export {run} with --sentence-transformers"
+            f"{run} is not the run that {bundle.path} was exported from: its weights have another digest; give the "
+            f"right run, or export {run} with --sentence-transformers"
         )
 
 

@@ -43,8 +43,8 @@ def kind_of(source: str) -> Kind:
         return "encoder"
     if path.is_dir():
         raise RunError(
-            f"{path} is none of: a run (run.json, model/), a bundle ({SPEC_FILE}), an encoder (config.json); "
-            "it may be a folder above or below the one that is meant"
+            f"{path} is not a run (run.json, model/), a bundle ({SPEC_FILE}) or an encoder (config.json); check "
+            "whether you mean a folder above or below it"
         )
     if looks_local(source):
         raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
@@ -81,7 +81,7 @@ def own_config(source: str) -> dict[str, Any] | None:
     if saved.is_file():
         fields = _json(saved)
         if not isinstance(fields, dict):
-            raise RunError(f"{saved} does not hold an object of JSON; restore the folder")
+            raise RunError(f"{saved} does not contain a JSON object; restore the folder")
         return {key: value for key, value in upgrade(fields).items() if key in CONFIG_FIELDS}
     return _config_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
 

@@ -71,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if twice := [name for name in header if header.count(name) > 1]:
         raise RunError(f"two columns of {options.out} would have the name {twice[0]!r}; rename one of --columns")
     if options.corpus_columns and not options.corpus:
-        raise RunError("--corpus-columns names columns of --corpus, which is not given")
+        raise RunError(
+            "--corpus-columns names columns of --corpus, which is not given; give it, or omit --corpus-columns"
+        )
     check_new_file(options.out)
     check_not_read(options.out, [str(options.pairs), *options.corpus])
     pairs = read_corpus([str(options.pairs)], options.columns)
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     _write(options.out, header, rows)
     next_words = f"--corpus {shlex.quote(str(options.out))} --columns {shlex.join(header)}"
-    console.print(f"{options.out}: {len(rows):,} rows of {len(pairs):,} pairs; next: {next_words}")
+    console.print(f"{options.out}: {len(rows):,} rows from {len(pairs):,} pairs; next: cloze fit RECIPE {next_words}")
 
 
 def mine(

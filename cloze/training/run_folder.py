@@ -80,7 +80,9 @@ class Run:
             raise RunError(f"{path} holds one run per seed; continue them with the command that started them")
         if not run.recipe_file.is_file():
             if run.provenance_file.is_file():
-                raise RunError(f"{path} is finished: cloze average or cloze adapt made it of other runs")
+                raise RunError(
+                    f"{path} is finished: cloze average or cloze adapt made it from other runs; nothing to resume"
+                )
             raise RunError(f"{path} is not a run folder (no recipe.toml); start one: cloze fit RECIPE --out {path}")
         return run
 
@@ -146,9 +148,9 @@ class Run:
         if not provenance.get("below_parent"):
             return None
         return (
-            f"warning: {self.path} is worse than {provenance['recipe']['encoder']} as it is served by itself: "
-            f"{provenance['chosen_by']} {provenance['dev_score']:.2f}, not {provenance['parent_score']:.2f}; serve "
-            "that one, or train otherwise (docs/training.md)"
+            f"warning: {self.path} scores lower than {provenance['recipe']['encoder']} with its own template and "
+            f"pooling: {provenance['chosen_by']} {provenance['dev_score']:.2f}, not {provenance['parent_score']:.2f}; "
+            "serve the encoder itself, or train differently (docs/training.md)"
         )
 
     @contextmanager
@@ -175,8 +177,8 @@ class Run:
                 else ", or choose another --out"
             )
             raise RunError(
-                f"{self.path} will take up to {size / 1e9:.2f} GB, and its disk has {room / 1e9:.2f} GB for it; free "
-                f"space{advice}"
+                f"{self.path} will take up to {size / 1e9:.2f} GB, but its disk has only {room / 1e9:.2f} GB for it; "
+                f"free space{advice}"
             )
 
     def _used(self) -> int:
@@ -252,8 +254,8 @@ class Run:
         saved = len(list(newest.glob("rng_state*.pth"))) if newest else processes
         if saved != processes:
             raise RunError(
-                f"{newest} was saved by {saved} processes and this would continue with {processes}; "
-                f"start {saved} with torchrun: --nnodes, a number and not a range, times --nproc-per-node"
+                f"{newest} was saved by {saved} processes, but {processes} would continue it; start {saved} with "
+                "torchrun: --nnodes, a number and not a range, times --nproc-per-node"
             )
         return newest
 
@@ -356,7 +358,9 @@ def _trained_on(encoder: str) -> list[dict[str, Any]]:
     try:
         return [Source.model_validate(source).model_dump(mode="json") for source in run.provenance()["data"]]
     except ValueError as error:
-        raise RunError(f"{run.provenance_file} does not say which text its model learnt from; train again") from error
+        raise RunError(
+            f"{run.provenance_file} does not say which text its model was trained on; train again"
+        ) from error
 
 
 def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:

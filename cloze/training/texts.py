@@ -86,13 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = TextsOptions.parse(arguments, "cloze texts")
     if options.held_out_queries > options.held_out:
         raise CorpusError(
-            f"--held-out-queries is {options.held_out_queries:,} and --held-out {options.held_out:,}; each query needs "
-            "a passage of its own"
+            f"--held-out-queries is {options.held_out_queries:,}, but --held-out is {options.held_out:,}; each query "
+            "needs a passage of its own: lower the former, or raise the latter"
         )
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
     if options.single_texts and not options.singles:
-        raise CorpusError(f"--single-texts is {options.single_texts:,}, and --singles does not name their file; add it")
+        raise CorpusError(
+            f"--single-texts is {options.single_texts:,}, but --singles does not name their file; add --singles"
+        )
     check_folder(options.out)
     excluded = {
         digest for path in options.exclude for text in _texts_of(path) for digest in map(_digest, _with_sentences(text))
@@ -206,9 +208,7 @@ def _composed(
                     yield kind, passage
         if remaining == before:
             lacking = ", ".join(f"{count:,} {kind}" for kind, count in remaining.items() if count)
-            raise CorpusError(
-                f"the corpus has too few sentences: {lacking} could not be made; add text or ask for fewer"
-            )
+            raise CorpusError(f"the corpus has too few sentences: {lacking} are missing; add text or ask for fewer")
 
 
 def _held_out(

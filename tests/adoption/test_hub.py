@@ -99,13 +99,15 @@ def test_a_token_opens_a_private_repository(monkeypatch: pytest.MonkeyPatch) -> 
     assert names(fetch("rain/private")) == names(fetch("rain/gated")) == {*FILES, DENSE}
 
 
-UNKNOWN = "or it is private, and there is no folder of that name; check it, or set HF_TOKEN to a token that may read it"
+UNKNOWN = (
+    "or it is private, and there is no folder of that name; check the name, or set HF_TOKEN to a token that may read it"
+)
 FAILURES = {
     "rain/none": f"{{url}} has no repository rain/none, {UNKNOWN}",
     "rain/private": f"{{url}} has no repository rain/private, {UNKNOWN}",
     "rain/gated": "rain/gated is gated at {url}; accept its terms at {url}/rain/gated, and set HF_TOKEN to your token",
-    "rain model/": "'rain model/' cannot be a name of the hub, and there is no such folder; give NAME, OWNER/NAME or a "
-    "folder",
+    "rain model/": "'rain model/' is not a valid name on the hub, and there is no such folder; give NAME, OWNER/NAME "
+    "or a folder",
     "rain/model": "rain/model has no revision 'v9' at {url}; name a branch, a tag or a commit",
 }
 
@@ -155,7 +157,9 @@ def test_offline_mode_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_cache_that_cannot_be_written_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.write_text("a file, in which no folder can be made", encoding="utf-8")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "cache"))
-    with pytest.raises(HubError, match=rf"{home}.* cannot be written \(Not a directory\).*; set HF_HOME to a folder"):
+    with pytest.raises(
+        HubError, match=rf"{home}.* cannot be written \(Not a directory\).*; set HF_HOME to a writable folder"
+    ):
         fetch("rain/model")
 
 
@@ -165,7 +169,7 @@ def test_folders_are_not_fetched(tmp_path: Path, hub: Hub, monkeypatch: pytest.M
     assert model_folder(str(tmp_path / "model")) == tmp_path / "model"
     with pytest.raises(HubError, match="nowhere' is not a folder; give the folder of a model, or its name on the hub"):
         model_folder(str(tmp_path / "nowhere"))
-    with pytest.raises(HubError, match=r"--revision is 'v1', and .*model is a folder: leave it out"):
+    with pytest.raises(HubError, match=r"--revision is 'v1', but .*model is a folder: omit --revision"):
         model_folder(str(tmp_path / "model"), "v1")
     monkeypatch.chdir(tmp_path)
     assert (model_folder("cloze-mini") / "embedding.json").is_file()

@@ -87,7 +87,7 @@ def test_a_chunk_that_fails_costs_its_text_alone(bundle: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [0, 23])
 def test_chunks_that_do_not_fit(bundle: Path, tokens: int) -> None:
-    with pytest.raises(OptionError, match=f"chunk_tokens is {tokens}; 1 to 22 tokens fit into the template"):
+    with pytest.raises(OptionError, match=f"chunk_tokens is {tokens}; write 1 to 22, which fit into the template"):
         Embed(bundle, chunk_tokens=tokens)
 
 
@@ -104,7 +104,7 @@ def test_a_named_template_is_used_by_name(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "tiny", templates={"document": DOCUMENT})
     (row,) = Embed(bundle, prompt_name="document", normalize=False, threads=1).embed(["a man"]).vectors
     np.testing.assert_allclose(row, vector(sequence("a man", DOCUMENT)), rtol=1e-5, atol=1e-6)
-    with pytest.raises(OptionError, match="prompt_name is 'query'; the templates that tiny names are: document"):
+    with pytest.raises(OptionError, match="prompt_name is 'query'; the named templates of tiny are: document"):
         Embed(bundle, prompt_name="query")
 
 

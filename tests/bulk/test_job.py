@@ -33,7 +33,7 @@ def test_a_job_that_began_here_may_go_on_through_a_service(
         found = run(texts, out, bundle, "--precision", "auto", "--server", url)
         assert metrics(url)["cloze_request_seconds_count{priority=bulk,route=/embed}"] >= PARTS - 3
     assert found.returncode == 0, found.stderr
-    assert f"{3 * PER_FILE} rows had their vectors from an earlier start" in found.stdout
+    assert f"{3 * PER_FILE} rows already had vectors from an earlier start" in found.stdout
     check_same(out, undisturbed)
 
 
@@ -106,7 +106,7 @@ def test_rows_that_fail_are_named_and_the_exit_status_says_so(bundle: Path, tmp_
         found = run(tmp_path / "texts.jsonl", tmp_path / "out", bundle)
         assert found.returncode == 3, found.stderr
         assert "3 rows have no vector" in found.stdout
-        assert ("2 rows had their vectors from an earlier start" in found.stdout) == again
+        assert ("2 rows already had vectors from an earlier start" in found.stdout) == again
     errors = pq.read_table(tmp_path / "out" / "errors").to_pylist()
     assert [row["id"] for row in errors] == ["texts.jsonl:2", "texts.jsonl:3", "texts.jsonl:4"]
     assert len(vectors(tmp_path / "out")) == 2
@@ -119,22 +119,22 @@ def test_a_check_says_what_is_missing_and_embeds_nothing(bundle: Path, tmp_path:
     options = ["--rows-per-file", "10"]
     none = run(source, out, bundle, *options, "--check")
     assert (none.returncode, out.exists()) == (2, False)
-    assert "has no job; start it without --check" in none.stderr
+    assert "has no job to check; start one without --check" in none.stderr
     assert run(source, out, bundle, *options).returncode == 3
     whole = run(source, out, bundle, *options, "--check")
     assert (whole.returncode, whole.stdout) == (
-        3, "37 rows have vectors, 1 have none for good, 0 are still to be embedded\n",
+        3, "37 rows have vectors, 1 failed permanently, 0 are still to be embedded\n",
     )  # fmt: skip
     [lost] = (out / "vectors").glob("00000-*/part-000001.parquet")
     lost.unlink()
     part = run(source, out, bundle, *options, "--check")
     assert (part.returncode, part.stdout) == (
-        1, "27 rows have vectors, 1 have none for good, 10 are still to be embedded\n",
+        1, "27 rows have vectors, 1 failed permanently, 10 are still to be embedded\n",
     )  # fmt: skip
     assert not lost.exists()
     other = run(source, out, bundle, *options, "--dimensions", "4", "--check")
     assert other.returncode == 2
-    assert "was begun with dimensions None, and now it is 4" in other.stderr
+    assert "was started with dimensions None, but dimensions is now 4" in other.stderr
 
 
 def test_a_file_that_breaks_ends_the_job_with_one_line(bundle: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_int8_is_not_given_to_a_gpu(precision: str, tmp_path: Path) -> None:
     found = run(tmp_path / "texts.txt", tmp_path / "out", MODEL, *options)
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith(
-        "error: --worker-gpus: CUDA has no kernel for the products of int8; make a bundle in "
+        "error: --worker-gpus: CUDA has no kernel for the matrix products of int8; make a bundle in "
     )
 
 

@@ -26,7 +26,7 @@ def test_a_killed_driver_goes_on_where_it_was(
     found = run(texts, out, bundle)  # at once, while the workers of the first driver end
     assert found.returncode == 0, found.stderr
     if moment:
-        assert f"{moment * PER_FILE} rows had their vectors from an earlier start" in found.stdout
+        assert f"{moment * PER_FILE} rows already had vectors from an earlier start" in found.stdout
     check_same(out, undisturbed)
 
 

@@ -105,9 +105,12 @@ def test_what_a_killed_process_left_is_removed(output: Output, embedded: pa.Tabl
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"sha256": "cd"}}, r"was begun with model \{'sha256': 'ab'\}, and now it is \{'sha256': 'cd'\}"),
-        ({"dtype": "int8"}, "was begun with dtype 'float32', and now it is 'int8'; choose another folder"),
-        ({"rows_per_file": 8}, "was begun with rows_per_file 4, and now it is 8"),
+        (
+            {"model": {"sha256": "cd"}},
+            r"was started with model \{'sha256': 'ab'\}, but model is now \{'sha256': 'cd'\}",
+        ),
+        ({"dtype": "int8"}, "was started with dtype 'float32', but dtype is now 'int8'; choose another folder"),
+        ({"rows_per_file": 8}, "was started with rows_per_file 4, but rows_per_file is now 8"),
     ],
 )
 def test_another_job_cannot_go_on(output: Output, changes: dict[str, Any], message: str) -> None:
@@ -121,7 +124,7 @@ def test_a_refused_job_changes_nothing(output: Output, embedded: pa.Table) -> No
     half = Path(output.root) / "vectors/00000-000/part-000001.parquet.0123.partial"  # of the job that runs
     half.write_bytes(b"PAR1")
     before = contents(output)
-    with pytest.raises(OptionError, match="was begun with dtype 'float32', and now it is 'int8'"):
+    with pytest.raises(OptionError, match="was started with dtype 'float32', but dtype is now 'int8'"):
         Output.at(output.root, 4).begin(MANIFEST | {"dtype": "int8"})
     assert contents(output) == before
 
@@ -142,7 +145,7 @@ def contents(output: Output) -> dict[str, bytes]:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OptionError, match="is not empty and not the output of a job; choose another folder"):
+    with pytest.raises(OptionError, match="is not empty, and is not the output of a job; choose another folder"):
         Output.at(str(tmp_path), 4).begin(MANIFEST)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(OutputError, match=r"cannot be written: .*; choose another folder"):
@@ -166,7 +169,7 @@ def test_no_room_leaves_no_half_file(output: Output, embedded: pa.Table) -> None
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # a write beyond it fails, as on a full disk
     try:
-        with pytest.raises(OutputError, match=r"cannot be written: .*the complete parts are kept: make room"):
+        with pytest.raises(OutputError, match=r"cannot be written: .*the complete parts are kept: free space"):
             output.write(0, 1, embedded, [])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -183,7 +183,7 @@ def test_an_unreachable_server_ends_the_job(folder: Path, monkeypatch: pytest.Mo
 def test_another_graph_space_or_limit_is_refused(folder: Path, facts: dict[str, Any]) -> None:
     with (
         scripted(folder, [], **facts) as (address, _),
-        pytest.raises(OptionError, match="serves another model or graph than"),
+        pytest.raises(OptionError, match="does not serve the model and graph of"),
     ):
         Embed(folder, server=address)
 
@@ -200,10 +200,10 @@ def test_another_model_is_refused_before_the_work(
     )
     words = [str(texts), str(tmp_path / "out"), "--server", url, "--key-file", str(key), "--bundle"]
     for arguments, message in (
-        ([*words, str(other)], "serves another model or graph than"),
+        ([*words, str(other)], "does not serve the model and graph of"),
         ([*words, str(folder), "--precision", "int8"], "tiny has no int8 graph, only fp32"),
-        ([*words, str(both), "--precision", "int8"], f"precision is int8, and {url} runs fp32; leave it out"),
-        ([*words[:2], "--key-file", str(key)], "key_file is the key of a server; give --server"),
+        ([*words, str(both), "--precision", "int8"], f"precision is int8, but {url} runs fp32; omit --precision"),
+        ([*words[:2], "--key-file", str(key)], "--key-file is used only with --server"),
         ([*words[:4], "--bundle", str(folder)], "/info answered 401: no API key was sent; send the header"),
         ([*words[:3], "http://127.0.0.1:1", "--bundle", str(folder)], "cannot be reached"),
         (
@@ -221,7 +221,7 @@ def test_another_model_is_refused_before_the_work(
 
 def test_the_precision_is_that_of_the_server(folder: Path, url: str) -> None:
     assert Remote(url, SecretStr(KEY), Bundle.load(folder)).precision == "fp32"
-    with pytest.raises(OptionError, match=r"answered 404: .*; give the address, and the key, of a service of Cloze"):
+    with pytest.raises(OptionError, match=r"answered 404: .*; give the address and the key of a service of Cloze"):
         Remote(url + "/nothing", SecretStr(KEY), Bundle.load(folder))
 
 
@@ -243,7 +243,7 @@ def test_a_graph_that_changes_during_the_job_ends_it(tmp_path: Path) -> None:
         embed = Embed(both, server=url)
         assert embed(pa.table({"text": ["a man"]})).num_rows == 1
         embed._remote.precision = "int8"  # as if it had run this graph at the start
-        with pytest.raises(RemoteError, match="runs fp32 now, and ran int8 before; complete parts are kept"):
+        with pytest.raises(RemoteError, match="now runs fp32, but ran int8 before; complete parts are kept"):
             embed(pa.table({"text": ["a man"]}))
 
 

@@ -218,32 +218,33 @@ def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
     ("name", "content", "options", "message"),
     [
         ("a.txt", b"", {}, "is empty"),
-        ("a.pdf", b"x", {}, "is of no known kind; the known endings are .parquet, .jsonl"),
-        ("a.jsonl", b"{\n", {}, "has no row that can be read"),
+        ("a.pdf", b"x", {}, "has an unknown ending; the known ones are .parquet, .jsonl"),
+        ("a.jsonl", b"{\n", {}, "can be read; line 1"),
         ("a.csv", b"words\nx\n", {}, "there is no column 'text'; the columns are words"),
-        ("a.csv", b"text,text\na,b\n", {}, "two columns of the header have the same name"),
-        ("a.csv", b"text,id\na,b\n", {}, "the input has a column 'id': write --id-column id"),
+        ("a.csv", b"text,text\na,b\n", {}, "has two columns with the same name \\(text, text\\); rename one of them"),
+        ("a.csv", b"text,id\na,b\n", {}, "the input already has a column 'id'; write --id-column id"),
         ("a.csv", b"text,n\na,b\n", {"id_column": "key"}, "there is no column 'key'; the columns are text, n"),
         ("a.csv", b"text,tokens\na,b\n", {}, "the column 'tokens' exists already"),
-        ("a.csv", b'text,n\n"a,b\n', {}, "line 2: unexpected end of data; is its quoting right"),
+        ("a.csv", b'text,n\n"a,b\n', {}, "line 2: unexpected end of data; check the quoting"),
         ("a.jsonl", b'{"text": 5}\n{"text": "a"}\n{"text": 6}\n', {}, "the column 'text' is of type int64, not text"),
         ("a.parquet", b"PAR1 but not really", {}, "cannot be read: "),
         ("a.txt.gz", gzip.compress(b"text\n" * 9999, mtime=0)[:40], {}, r"cannot be read \(Compressed file ended"),
         ("a.txt.zst", b"not zstd at all", {}, "cannot be read"),
         ("a.csv", "text\na\n".encode("utf-16"), {}, "is UTF-16; convert it to UTF-8"),
         ("a.csv", "text,Straße\na,b\n".encode("cp1252"), {}, r"line 1: not UTF-8 \(byte 0xdf\); convert it"),
-        ("a.tsv", b'text\tn\n"Hello" he said.\t1\n', {}, r"a.tsv, line 2: .* stands in quotes, .* is written twice"),
+        ("a.tsv", b'text\tn\n"Hello" he said.\t1\n', {}, r"a.tsv, line 2: .* must be in quotes, .* is written twice"),
         (
             "a.jsonl",
             b'{"text":"a","meta":{"x":1}}\n\n{"text":"a","meta":{"x":"s"}}\n',
             {},
-            r"a.jsonl, line 3: the column 'meta' is {'x': 's'}, which does not fit .* --columns",
+            r"a.jsonl, line 3: the column 'meta' is {'x': 's'}, which differs in type from the rows before it; .* "
+            "--columns",
         ),
         (
             "a.jsonl",
             b'{"text":"a","tags":[1,"x"]}\n',
             {},
-            r"line 1: the column 'tags' is \[1, 'x'\], which no column of a parquet file can hold; write it as text",
+            r"line 1: the column 'tags' is \[1, 'x'\], which parquet cannot store; write it as text",
         ),
         ("a.jsonl", b'{"text":"a","meta":{}}\n' * 2, {}, "the column 'meta' holds empty objects"),
         ("a.jsonl", b'{"text":"a","meta":[{"x":{}}]}\n' * 2, {}, "the column 'meta' holds empty objects"),
@@ -317,7 +318,9 @@ def test_a_whole_number_may_be_written_as_another(tmp_path: Path) -> None:
 
 def test_a_column_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "a", "more": {"[" * 900}{"]" * 900}}}\n')
-    with pytest.raises(SourceError, match="the column 'more' is nested more than 100 deep; name the columns to keep"):
+    with pytest.raises(
+        SourceError, match="the column 'more' is nested more than 100 levels deep; name the columns to keep"
+    ):
         Source.find(str(tmp_path / "a.jsonl"))
     assert [row["text"] for row in rows(Source.find(str(tmp_path / "a.jsonl"), columns=("text",)))] == ["a"]
 
@@ -333,7 +336,7 @@ def test_texts_of_parquet_may_be_held_in_several_ways(tmp_path: Path) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     for location in (str(tmp_path / "none.txt"), str(tmp_path), f"{tmp_path}/*.txt", f"file://{tmp_path}/none"):
-        with pytest.raises(SourceError, match="is not there, or has no files of texts"):
+        with pytest.raises(SourceError, match="does not exist, or has no files of texts"):
             Source.find(location)
     with pytest.raises(SourceError, match=r"cannot be listed: .*none://"):
         Source.find("none://a/b.txt")
@@ -343,11 +346,15 @@ def test_files_of_other_columns(tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "a.csv").write_text("text,key\na,1\n")
     (tmp_path / "csv" / "b.csv").write_text("key,words\n1,a\n")
-    with pytest.raises(SourceError, match=r"b\.csv does not have the column 'text', of string in the files before it"):
+    with pytest.raises(
+        SourceError, match=r"b\.csv does not have the column 'text', which is string in the files before it"
+    ):
         read(Source.find(str(tmp_path / "csv")))
     write(tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", [{"text": "a", "place": "not a number"}])
-    with pytest.raises(SourceError, match=r"b\.parquet has string in the column 'place', of int64 in the files before"):
+    with pytest.raises(
+        SourceError, match=r"b\.parquet has string in the column 'place', which is int64 in the files before"
+    ):
         Source.find(f"{tmp_path}/*.parquet")  # and not when its turn comes
     write(tmp_path / "b.parquet", [{"text": "a"}])
     with pytest.raises(SourceError, match=r"b\.parquet does not have the column 'place', of int64 in the files before"):
@@ -367,7 +374,7 @@ def test_a_file_without_rows_may_be_the_first(tmp_path: Path) -> None:
 def test_two_columns_of_a_parquet_file_with_one_name(tmp_path: Path) -> None:
     table = pa.table([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["text", "x", "x"])
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match=r"a\.parquet has two columns of the name 'x'; rename one of them"):
+    with pytest.raises(SourceError, match=r"a\.parquet has two columns named 'x'; rename one of them"):
         Source.find(str(tmp_path / "a.parquet"))
 
 

@@ -61,10 +61,10 @@ def save(path: Path, **arrays: object) -> None:
     [
         ({"matrix": MATRIX.astype(np.float64)}, "has a matrix of float64"),
         ({"matrix": MATRIX[0]}, "has a matrix of float32"),
-        ({"offset": OFFSET[:2]}, "do not fit or are not finite"),
-        ({"matrix": MATRIX * np.nan}, "do not fit or are not finite"),
-        ({"about": np.frombuffer(b"{}", dtype=np.uint8)}, "is not a bridge that this Cloze reads"),
-        ({"matrix": np.array([[print]])}, "is not a bridge that this Cloze reads"),  # would need pickle
+        ({"offset": OFFSET[:2]}, "do not match, or whose values are not finite"),
+        ({"matrix": MATRIX * np.nan}, "do not match, or whose values are not finite"),
+        ({"about": np.frombuffer(b"{}", dtype=np.uint8)}, "is not a bridge that this version of Cloze can read"),
+        ({"matrix": np.array([[print]])}, "is not a bridge that this version of Cloze can read"),  # would need pickle
     ],
 )
 def test_a_file_that_does_not_hold_together_is_one_line(
@@ -82,7 +82,7 @@ def test_another_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "half").write_bytes((tmp_path / "whole").read_bytes()[:300])
     (tmp_path / "empty").touch()
     for name in ("text", "array.npy", "half", "empty"):
-        with pytest.raises(BridgeError, match="is not a bridge that this Cloze reads; make it again"):
+        with pytest.raises(BridgeError, match="is not a bridge that this version of Cloze can read; make it again"):
             Bridge.load(tmp_path / name)
     for name in ("absent", ""):
         with pytest.raises(BridgeError, match="cannot be read"):

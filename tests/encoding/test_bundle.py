@@ -98,9 +98,12 @@ def test_named_templates_share_the_tokenizer_and_the_limit(bundle: Path) -> None
     ("fields", "message"),
     [
         ({"templates": {"query": "[X]"}}, r"\[MASK\] 0 times"),
-        ({"templates": {"query": "[X] means [MASK] here."}}, r"template query .* at place -4"),
+        ({"templates": {"query": "[X] means [MASK] here."}}, r"template query .* at position -4"),
         ({"templates": {"query": "This [MASK] : [X]"}}, "the same words between"),
-        ({"templates": TEMPLATES, "denoising": True}, "there can be no other; export without denoising"),
+        (
+            {"templates": TEMPLATES, "denoising": True},
+            "the bundle cannot have another template; export without denoising",
+        ),
         ({"templates": {"query": f"{'this ' * 40}[X] means [MASK]."}}, "raise max_tokens"),
     ],
 )
@@ -203,7 +206,7 @@ def test_a_file_that_may_not_be_read_is_named(bundle: Path, monkeypatch: pytest.
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("cloze.encoding.bundle.sha256", denied)
-    with pytest.raises(BundleError, match=r"config\.json cannot be read \(Permission denied\); let the user"):
+    with pytest.raises(BundleError, match=r"config\.json cannot be read \(Permission denied\); give the user"):
         Bundle.load(bundle)
 
 
@@ -248,7 +251,7 @@ def test_a_template_that_does_not_fit_its_pooling_is_refused(bundle: Path) -> No
 def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
     (bundle.parent / "secret").write_text("x")
     change(bundle, lambda content: content["files"].update({name: "0" * 64}))
-    with pytest.raises(BundleError, match="lies outside the bundle"):
+    with pytest.raises(BundleError, match="is outside the bundle"):
         Bundle.load(bundle)
 
 
@@ -285,7 +288,7 @@ def test_a_bundle_that_was_replaced_meanwhile_is_not_altered(bundle: Path, tiny_
     loaded = Bundle.load(bundle)
     with staging(bundle) as folder:
         fill(folder, tiny_bert, b"another graph")
-    with pytest.raises(BundleError, match="was replaced since it was read; start again"), changing(loaded):
+    with pytest.raises(BundleError, match="was replaced after it was read; run the command again"), changing(loaded):
         pass
     assert (bundle / GRAPHS["int8"]).read_bytes() == b"another graph"
 

@@ -66,7 +66,7 @@ def test_a_result_that_could_not_be_written_is_refused_before_the_work(
     assert list(tmp_path.iterdir()) == []
     for path, message in (
         (tmp_path, "is a folder; name a file to write in it"),
-        (tmp_path / "none" / "scores.json", "none is not a folder; make it first"),
+        (tmp_path / "none" / "scores.json", "none is not a folder; create it first"),
     ):
         with pytest.raises(OptionError, match=message):
             check_new_file(path)

@@ -45,7 +45,7 @@ def test_large_scores_do_not_overflow(tmp_path: Path) -> None:
         ({"labels": ["a", "a"]}, "a row of weights and a bias for each label"),
         ({"biases": [0]}, "a row of weights and a bias for each label"),
         ({"weights": [[1, 0], [1]]}, "a row of weights and a bias for each label"),
-        ({"weights": [[1, 0, 0], [1, 0, 0]]}, "takes 3 dimensions, the bundle has 2"),
+        ({"weights": [[1, 0, 0], [1, 0, 0]]}, "takes 3 dimensions, but the bundle has 2"),
         ({"biases": [0, float("inf")]}, "finite number"),
         ({"unknown": 1}, "Extra inputs"),
     ],

@@ -31,7 +31,7 @@ def test_refuses(subtests: pytest.Subtests) -> None:
         ("[X] means", "mask", r"write \[MASK\] exactly once"),
         ("[X] [MASK] [MASK]", "mask", r"has \[MASK\] 2 times"),
         ("[X] [MASK]", "mean", r"remove \[MASK\], or choose the pooling 'mask'"),
-        ("[X] <mask>", "mask", r"write \[MASK\], not <mask>"),
+        ("[X] <mask>", "mask", r"write \[MASK\] instead of <mask>"),
     ]:
         with subtests.test(source=source), pytest.raises(TemplateError, match=advice):
             Template.parse(source, pooling)

@@ -167,7 +167,7 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, tiny_bert: Path) -> None:
         load(tmp_path)
     config = json.loads((tiny_bert / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"sep_token": None}))
-    with pytest.raises(BundleError, match="names no sep_token"):
+    with pytest.raises(BundleError, match="does not name a sep_token"):
         load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": None}))
     assert load(tmp_path, "[X]").special.mask is None

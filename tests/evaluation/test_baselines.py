@@ -82,8 +82,8 @@ def test_a_model_without_layers_is_scored_by_the_other_suites(capsys: pytest.Cap
     scores = score_tasks(numbers(), [BaselineTask("a", PAIRS), BaselineTask("b", PAIRS), other])
     assert {score.suite for score in scores} == {"pairs"}
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("left out: numbers shows no layers, so it has no baselines")
-    with pytest.raises(RunError, match="numbers shows no layers"):
+    assert line.startswith("skipped: numbers does not expose its layers, so it has no baselines")
+    with pytest.raises(RunError, match="numbers does not expose its layers"):
         score_tasks(numbers(), [BaselineTask("a", PAIRS)])
 
 

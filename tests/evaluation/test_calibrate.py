@@ -168,7 +168,7 @@ def test_a_section_in_the_middle_of_the_card_is_replaced_there() -> None:
             "99 pairs labelled 0 and 99 labelled 1; a curve needs at least 100 of each label",
         ),
         (["0", "5"] * 49, "score", "has 98 pairs; a curve needs at least 100"),
-        (["3"] * 120, "score", "has only the score 3, which ranks nothing; give pairs with several scores"),
+        (["3"] * 120, "score", "has only the score 3, so there is nothing to rank; give pairs with several scores"),
         (["0", "1"] * 120, "similarity", "score"),
         (["0", "2"] * 120, "label", "label '2' is neither 1 nor 0"),
     ],
@@ -193,7 +193,7 @@ def test_a_bundle_that_cannot_be_changed_is_found_before_the_work(
     monkeypatch.setattr("cloze.encoding.files.tempfile.TemporaryFile", full)
     with pytest.raises(
         BundleError,
-        match=r"tiny is replaced .*, and .* cannot be written to \(No space left on device\)",
+        match=r"tiny cannot be replaced .*: .* cannot be written to \(No space left on device\)",
     ):
         main([str(tmp_path / "tiny"), "--pairs", "nowhere.csv"])
 
@@ -207,7 +207,7 @@ def test_judgements_that_run_against_the_cosines_are_one_line(
     (tmp_path / "pairs.csv").write_text("\n".join([header, *swapped]) + "\n")
     assert run(lambda: main([str(bundle.path), "--pairs", str(tmp_path / "pairs.csv")])) == 2
     found = capsys.readouterr().err
-    assert "pairs with higher judgements have lower cosines; check that a high judgement means alike" in found
+    assert "pairs with higher judgements have lower cosines; check that a high judgement means similar texts" in found
     assert found.count("\n") == 1
     assert bundle.unchanged()
 

@@ -93,7 +93,9 @@ def test_other_data_is_refused() -> None:
 
 
 def test_a_suite_that_has_no_items_is_refused_before_any_model_is_loaded() -> None:
-    with pytest.raises(RunError, match="needs figures of many items, which cost does not have: use evaluate"):
+    with pytest.raises(
+        RunError, match="the suite cost has no scores of single items to compare; score it with cloze evaluate"
+    ):
         compare.main(["a", "b", "--suite", "cost"])
 
 
@@ -141,15 +143,18 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.Capt
     one, pairs = str(tmp_path / "one.json"), str(tmp_path / "pairs.csv")
     Path(pairs).write_text("sentence1,sentence2,score\na,b,1\nc,d,2\n", encoding="utf-8")
     for words, message in (
-        ([str(tmp_path / "torn.json")], "torn.json cannot be read as the figures of evaluate --json"),
+        ([str(tmp_path / "torn.json")], "torn.json cannot be read as the scores of evaluate --json"),
         ([str(tmp_path / "one.json")], "one m is one model; give two or more"),
         *(
-            ([one, str(tmp_path / f"{name}.json")], f"{name}.json cannot be read as the figures of evaluate --json")
+            ([one, str(tmp_path / f"{name}.json")], f"{name}.json cannot be read as the scores of evaluate --json")
             for name in ("unknown", "nan", "none")
         ),
-        ([one, one, "--json", f"{tmp_path}/./one.json"], "is to be written, and is one of the files that are read"),
+        ([one, one, "--json", f"{tmp_path}/./one.json"], "would overwrite one of the files that are read"),
         *(
-            ([one, str(tmp_path / "other.json"), *words], f"{words[0]} says what models are scored on, and files have")
+            (
+                [one, str(tmp_path / "other.json"), *words],
+                f"{words[0]} chooses the data to score models on, but files have",
+            )
             for words in (["--suite", "probes"], ["--data", "nowhere"], ["--pairs", pairs])
         ),
         (["a", "b"], "there is nothing to score"),

@@ -81,7 +81,7 @@ def test_several_sets_choose_by_their_mean(tmp_path: Path) -> None:
     assert list(figures) == [*names, "mean", "least_gain"]
     assert dev.chooser("mean") == "mean"
     assert figures["mean"] == pytest.approx(sum(figures[name] for name in names) / 5)
-    with pytest.raises(CorpusError, match="two sets whose figure is called scored_spearman; give one of them another"):
+    with pytest.raises(CorpusError, match="two sets named scored_spearman; rename one of them"):
         DevData.load([str(tmp_path / "scored.csv")] * 2)
 
 
@@ -129,8 +129,12 @@ def test_a_resumed_run_keeps_the_figures_of_its_start(tiny_bert: Path, tmp_path:
         ("mine.csv", "sentence1,sentence2\na,b\n", r"has the columns sentence1, sentence2; dev takes"),
         ("mine.csv", "sentence1,sentence2,label\na,b,2\n", r"line 2: label '2' is neither 1 nor 0"),
         ("mine.csv", "sentence1,sentence2,label\na,b,1\nc,d,1\n", "has only the label 1; give pairs with 1 and"),
-        ("mine.csv", "sentence1,sentence2,score\na,b,3\n", "has only the score 3, which ranks nothing"),
-        ("mine.csv", "anchor,positive,negative\na,b,c\n", "has one triplet, whose accuracy is 0 or 100; give more"),
+        ("mine.csv", "sentence1,sentence2,score\na,b,3\n", "has only the score 3, so there is nothing to rank"),
+        (
+            "mine.csv",
+            "anchor,positive,negative\na,b,c\n",
+            "has one triplet, so its accuracy can only be 0 or 100; give more",
+        ),
         ("mine.csv", "sentence1,sentence2,score\n", "has no rows"),
         ("mine.txt", "a\n", r"has no columns; give a \.csv"),
         ("folder/notes.txt", "", r"folder/corpus\.jsonl is missing; give a BEIR folder"),

@@ -101,7 +101,7 @@ def test_pairs_are_read_in_every_form(tmp_path: Path) -> None:
         ("a.csv", "sentence1,sentence2,score\nx,y,high\n", "line 2: score 'high' is not a number"),
         ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "score": NaN}\n', "is not a number"),
         ("a.csv", "sentence1,sentence2,score\n", "has no pairs"),
-        ("a.csv", "sentence1,sentence2,score\na,b,1\nc,d,1\n", "has only the score 1, which ranks nothing"),
+        ("a.csv", "sentence1,sentence2,score\na,b,1\nc,d,1\n", "has only the score 1, so there is nothing to rank"),
         ("a.csv", "g\tf\ty\t0\t5.0\tx\ty\ntorn\tline\n", "line 2 has 2 tab-separated columns"),
     ],
 )
@@ -160,7 +160,7 @@ def sick(folder: Path, rows: int) -> Path:
 def test_counts_are_held(tmp_path: Path) -> None:
     tasks = load_tasks(sick(tmp_path / "whole", 500), ("SICK-R trial",))
     assert tasks["SICK-R trial"].left[3] == "a dog 3"
-    with pytest.raises(CorpusError, match=r"SICK_trial\.txt holds 499 scored pairs, SICK-R trial has 500"):
+    with pytest.raises(CorpusError, match=r"SICK_trial\.txt has 499 scored pairs, but SICK-R trial has 500"):
         load_tasks(sick(tmp_path / "short", 499), ("SICK-R trial",))
 
 
@@ -192,7 +192,7 @@ def test_the_pairs_of_every_part_are_counted(tmp_path: Path, monkeypatch: pytest
         assert len(load_tasks(tmp_path, (task,))[task]) == 12 * len(parts)
         for part in parts:
             semeval(folder, part, 11)
-            message = rf"STS\.gs\.{re.escape(part)}\.txt holds 11 scored pairs, {re.escape(part)} of {task} has 12"
+            message = rf"STS\.gs\.{re.escape(part)}\.txt has 11 scored pairs, but {re.escape(part)} of {task} has 12"
             with pytest.raises(CorpusError, match=message):
                 load_tasks(tmp_path, (task,))
             semeval(folder, part, 12)
@@ -209,7 +209,7 @@ def test_the_pairs_of_every_single_file_are_counted(tmp_path: Path, monkeypatch:
     path.write_text("\n".join(rows) + "\n")
     assert len(load_tasks(tmp_path, (task,))[task]) == 12
     path.write_text("\n".join(rows[:-1]) + "\n")
-    with pytest.raises(CorpusError, match=rf"{re.escape(path.name)} holds 11 scored pairs, {task} has 12"):
+    with pytest.raises(CorpusError, match=rf"{re.escape(path.name)} has 11 scored pairs, but {task} has 12"):
         load_tasks(tmp_path, (task,))
 
 
@@ -230,7 +230,7 @@ def test_an_altered_set_is_refused(tmp_path: Path) -> None:
     gold.chmod(0o644)
     gold.write_text(gold.read_text().replace("5", "", 1))
     with pytest.raises(
-        CorpusError, match=r"STS\.gs\.plagiarism\.txt holds 229 scored pairs, plagiarism of STS16 has 230"
+        CorpusError, match=r"STS\.gs\.plagiarism\.txt has 229 scored pairs, but plagiarism of STS16 has 230"
     ):
         load_tasks(tmp_path, ("STS16",))
 

@@ -177,7 +177,7 @@ def test_a_head_goes_into_the_bundle_and_out_again(tmp_path: Path, capsys: pytes
         (
             ["a", "b"] * 7,
             "--train",
-            "2 labels, of which 'a' has 7 texts; give two labels or more with 8 texts each",
+            "2 labels, and the rarest, 'a', has 7 texts; give two labels or more, with 8 texts each",
         ),
         (["a"] * 20, "--train", "has 1 labels"),
         (["a", ""] * 20, "--train", "line 3: label is empty; every row needs text, label"),

@@ -166,7 +166,7 @@ def test_own_sentences_make_probes_and_small_ones_are_left_out(
     own.write_text("\n".join(corpus()))
     found = tasks(None, [own])
     assert {"numbers", "antonyms", "word order"} <= {task.name for task in found}
-    assert "left out: negation, of which these sentences give 0 items" in capsys.readouterr().err
+    assert "skipped the probe negation: these sentences give 0 items" in capsys.readouterr().err
     assert tasks(None, []) == []
     own.write_text("too short.\n")
     with pytest.raises(CorpusError, match="no probe has 30 items; give more English sentences, one per line"):

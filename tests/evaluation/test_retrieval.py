@@ -70,7 +70,7 @@ def test_judgements_of_queries_that_are_not_there_are_left_out_and_counted(
 ) -> None:
     folder = write(tmp_path, "q1\td2\t1\nq9\td1\t1\nq2\td1\t0\n", name="qrels/test.tsv")
     assert load_collection(folder).queries == ["up"]
-    assert capsys.readouterr().err.startswith("left out: queries.jsonl lacks 1 of the queries that ")
+    assert capsys.readouterr().err.startswith("skipped 1 queries that ")
 
 
 def test_collections_are_found_by_folder(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_record_without_its_text_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["corpus", "queries"])
 def test_an_id_that_occurs_twice_is_named(tmp_path: Path, file: str) -> None:
     twice: list[object] = [{"_id": "x", "text": "north"}, {"_id": "x", "text": "east"}]
-    with pytest.raises(CorpusError, match=rf"{file}\.jsonl, line 2: the id 'x' is that of another line too"):
+    with pytest.raises(CorpusError, match=rf"{file}\.jsonl, line 2: the id 'x' also occurs in another line"):
         load_collection(write(tmp_path, **{file: twice}))
 
 

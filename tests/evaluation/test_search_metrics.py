@@ -75,7 +75,7 @@ def test_templates_of_queries_and_documents_are_options(tiny_bert: Path) -> None
     np.testing.assert_allclose(found.documents(["dogs run"]), expected["the"], atol=1e-6)
     np.testing.assert_array_equal(found.embed(["dogs run"]), plain.documents(["dogs run"]))
     assert found.digest != plain.digest
-    with pytest.raises(RunError, match=r"--top-k has one template .* leave out --query-template, --document"):
+    with pytest.raises(RunError, match=r"--top-k uses one template .* omit --query-template, --document"):
         subject("--top-k", "5", *templates)
 
 

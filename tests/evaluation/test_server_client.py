@@ -94,10 +94,10 @@ def test_a_refusal_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (httpx.Response(200, json=[]), "did not answer 1 texts with as many vectors"),
-        (httpx.Response(200, text="<html>"), "did not answer with JSON"),
-        (httpx.Response(200, json=["words"]), "did not answer with lists of numbers, all of one length"),
-        (httpx.Response(200, json=[[None, 1.0]]), "did not answer with lists of numbers"),
+        (httpx.Response(200, json=[]), "did not return a vector for each of 1 texts"),
+        (httpx.Response(200, text="<html>"), "did not return JSON"),
+        (httpx.Response(200, json=["words"]), "did not return lists of numbers of one length"),
+        (httpx.Response(200, json=[[None, 1.0]]), "did not return lists of numbers"),
     ],
 )
 def test_another_answer_is_named(answer: httpx.Response, message: str) -> None:
@@ -108,7 +108,7 @@ def test_another_answer_is_named(answer: httpx.Response, message: str) -> None:
 
 def test_vectors_of_several_lengths_are_named() -> None:
     encoder, _ = server(lambda _: httpx.Response(200, json=[[1.0], [1.0, 2.0]]))
-    with pytest.raises(ServerError, match="all of one length"):
+    with pytest.raises(ServerError, match="of one length"):
         encoder.embed(["abc", "d"])
 
 
@@ -167,7 +167,7 @@ def test_this_machine_is_asked_without_the_environments_proxy(
     ("url", "name", "value", "said"),
     [
         ("http://host.invalid:80", "ALL_PROXY", "socks5h://me:secret@127.0.0.1:1", "ALL_PROXY=socks5h://127.0.0.1:1"),
-        ("http://host.invalid:80", "http_proxy", "http://127.0.0.1:1", "or mend http_proxy=http://127.0.0.1:1"),
+        ("http://host.invalid:80", "http_proxy", "http://127.0.0.1:1", "or correct http_proxy=http://127.0.0.1:1"),
         ("https://host.invalid", "SSL_CERT_FILE", "/nonexistent.pem", "SSL_CERT_FILE=/nonexistent.pem"),
     ],
 )

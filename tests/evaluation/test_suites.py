@@ -31,7 +31,7 @@ Rows = list[dict[str, object]]
 def test_a_name_of_cloze_is_refused_for_own_sets(tmp_path: Path, suite: str, name: str) -> None:
     """On the card its figures would pass for others."""
     (tmp_path / name).mkdir()
-    with pytest.raises(RunError, match=f"'{name}' is the name of a set or suite that Cloze has; rename the folder"):
+    with pytest.raises(RunError, match=f"'{name}' is the name of one of Cloze's own sets or suites; rename the folder"):
         load_suites(None, own={suite: [tmp_path / name]})
 
 
@@ -164,7 +164,11 @@ def test_labelled_texts(own: Callable[[Rows], Path]) -> None:
         ("pairs", [{"sentence1": "a", "sentence2": "b"}], "has no score"),
         ("triplets", [{"anchor": "a", "positive": "", "negative": "b"}], "line 2: positive is empty"),
         ("triplets", [{"anchor": "a", "positive": "b"}], "has no column negative"),
-        ("labels", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}], "of which 'x' has 1 texts; give two"),
+        (
+            "labels",
+            [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}],
+            "the rarest, 'x', has 1 texts; give two",
+        ),
     ],
 )
 def test_own_data_that_cannot_be_used(tmp_path: Path, suite: str, rows: Rows, message: str) -> None:

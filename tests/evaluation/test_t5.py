@@ -162,9 +162,13 @@ def test_definitions_are_read_from_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "word,meaning\ndog,a pet\n", "line 2: needs a word and a definition, its columns are word, meaning"),
-        ("a.csv", "word,definition\ndog,a pet\norange,\n", "line 3: needs a word and a definition"),
-        ("a.jsonl", '{"word": "a", "definition": 3}\n', "line 1: needs a word and a definition"),
+        (
+            "a.csv",
+            "word,meaning\ndog,a pet\n",
+            "line 2: a word and a definition are required, but its columns are word, meaning",
+        ),
+        ("a.csv", "word,definition\ndog,a pet\norange,\n", "line 3: a word and a definition are required"),
+        ("a.jsonl", '{"word": "a", "definition": 3}\n', "line 1: a word and a definition are required"),
         ("a.csv", "word,definition\n", "has no definitions"),
         ("a.txt", "dog\n", "has no columns"),
         ("gone.csv", None, "is not a file"),

@@ -183,7 +183,7 @@ def test_bad_lines_are_named_before_anything_is_scored(tiny_bert: Path, dev: Pat
     for line, message in {
         "no place": r"line 3: template 'no place' has \[X\] 0 times",
         "[X] alone": r"line 3: .* has \[MASK\] 0 times",
-        "[X] <mask>": r"line 3: .* write \[MASK\], not <mask>",
+        "[X] <mask>": r"line 3: .* write \[MASK\] instead of <mask>",
         "dogs " * 70 + "[X] [MASK]": r"line 3: .* takes 73 tokens and max_tokens is 64",
     }.items():
         listed.write_text(f"[X] [MASK]\n\n{line}\n", encoding="utf-8")
@@ -207,7 +207,7 @@ def maskless(tiny_bert: Path, tmp_path: Path) -> Path:
     ("arguments", "message"),
     [
         (["gone", "--dev", "{dev}"], "gone is not complete in the local cache"),
-        (["{maskless}", "--dev", "{dev}"], "has no mask token for mask pooling"),
+        (["{maskless}", "--dev", "{dev}"], "has no mask token, which mask pooling requires"),
         (["{bert}", "--dev", "{dev}", "--templates", "gone.txt"], "gone.txt is not a file"),
         (["{bert}", "--dev", "{dev}", "--templates", "{empty}"], "has no templates; write one per line"),
         (["{bert}", "--dev", "{dev}", "--templates", "{dev}"], "line 1: template"),

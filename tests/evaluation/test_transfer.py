@@ -195,7 +195,7 @@ def test_sets_are_read_in_sentevals_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("subj_subjective", ["x"] * 20, r"subj\.subjective has 20 rows, SentEval's has 5000"),
+        ("subj_subjective", ["x"] * 20, r"subj\.subjective has 20 rows, but SentEval's has 5000"),
         ("TREC_10_label", ["no class"] * 500, r"TREC_10\.label, row 1 is not a row of this set"),
         ("sentiment_dev", ["text\tgood"] * 872, r"sentiment-dev, row 1 is not a row"),
     ],
@@ -212,7 +212,7 @@ def test_the_rows_of_every_file_are_counted(tmp_path: Path, monkeypatch: pytest.
     for file in COUNTS:
         content = (tmp_path / file).read_bytes()
         (tmp_path / file).write_bytes(content.removesuffix(b"\n").rpartition(b"\n")[0] + b"\n")
-        with pytest.raises(CorpusError, match=rf"{re.escape(file)} has 11 rows, SentEval's has 12"):
+        with pytest.raises(CorpusError, match=rf"{re.escape(file)} has 11 rows, but SentEval's has 12"):
             load_transfer(tmp_path)
         (tmp_path / file).write_bytes(content)
 

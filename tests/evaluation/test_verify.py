@@ -83,7 +83,7 @@ def test_a_server_of_the_same_bundle_agrees_in_every_format(tmp_path: Path, caps
         ),
         ({"template": "[X]", "final_period": True}, {"template": "[X]"}, "the model with a final period"),
         ({"template": "[X]"}, {"template": "[X]", "final_period": True}, "the model without a final period"),
-        ({"template": "[X]", "seed": 3}, {"template": "[X]"}, "none of the variants that are known"),
+        ({"template": "[X]", "seed": 3}, {"template": "[X]"}, "no known variant of the model"),
     ],
 )
 def test_another_template_is_named(
@@ -102,7 +102,7 @@ def test_another_template_is_named(
 def test_another_dimension_ends_the_comparison(tmp_path: Path) -> None:
     with served(write_bundle(tmp_path / "narrow", dimension=8)) as url:
         assert found(url, write_bundle(tmp_path / "model")) == {
-            "dimensions": Check("dimensions", False, "8, the model has 16")
+            "dimensions": Check("dimensions", False, "8, but the model has 16")
         }
 
 
@@ -200,7 +200,7 @@ def test_a_server_that_quantises_is_not_another_model(tmp_path: Path) -> None:
         rows = {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference, 0.999)}
     assert rows["vectors"].agrees is False
     assert rows["what it gives instead"].result == (
-        "the model itself, less precisely, as with quantised weights: pass --least-cosine 0.98"
+        "the model itself with less precision, as from quantised weights: pass --least-cosine 0.98"
     )
 
 
@@ -256,10 +256,10 @@ class Asked:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({"error": "no model"}, "did not answer with vectors; choose another --api"),
-        ([[0.6, 0.8]], r"answered 2 texts with an array of shape \(1, 2\)"),
-        ([[0.6, None], [1, 0]], "did not answer with vectors|array of shape"),
-        ([1, 0], r"answered 2 texts with an array of shape \(2,\)"),
+        ({"error": "no model"}, "did not return vectors; choose another --api"),
+        ([[0.6, 0.8]], r"returned an array of shape \(1, 2\) for 2 texts"),
+        ([[0.6, None], [1, 0]], "did not return vectors|array of shape"),
+        ([1, 0], r"returned an array of shape \(2,\) for 2 texts"),
     ],
 )
 def test_an_answer_without_a_vector_for_each_text_is_an_error(answer: object, message: str) -> None:
@@ -292,7 +292,7 @@ def test_texts_that_a_server_refuses_or_alters_are_named() -> None:
     assert rows["[MASK] in a text"].agrees is False
     assert rows["[MASK] in a text"].result.startswith("is refused: ")
     assert rows["a long text"].agrees is False
-    assert rows["a long text"].result.endswith("it is truncated at another place")
+    assert rows["a long text"].result.endswith("it is truncated elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -319,14 +319,14 @@ def test_a_special_token_may_be_read_in_another_way() -> None:
         reference
     )
     assert rows["[MASK] in a text"].agrees is None
-    assert "is read in another way, as words or as the token" in rows["[MASK] in a text"].result
+    assert "is read differently, as words or as the token" in rows["[MASK] in a text"].result
 
 
 def test_vectors_that_the_model_would_normalise_are_seen(model: Path) -> None:
     reference = reference_of(model)
     rows = Asked(lambda texts: (2 * reference.embed(texts)).tolist()).checked(reference)
     assert rows["vectors"].agrees
-    assert rows["length 1"] == Check("length 1", False, "lengths of 2 to 2, and the model normalises")
+    assert rows["length 1"] == Check("length 1", False, "lengths of 2 to 2, but the model normalises")
 
 
 def test_a_default_prompt_and_a_dense_of_another_width_are_variants(model: Path, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_default_prompt_and_a_dense_of_another_width_are_variants(model: Path,
     )
     assert rows["what it gives instead"].result.startswith("the model without its prompt (least cosine 1.0")
     rows = Asked(lambda texts: np.ones((len(texts), 16)).tolist()).checked(reference_of(tmp_path / "own"))
-    assert rows["what it gives instead"].result.startswith("none of the variants that are known")
+    assert rows["what it gives instead"].result.startswith("no known variant of the model")
 
 
 def test_a_static_model_has_no_pooling_and_no_limit(tiny_bert: Path, tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_a_proxy_that_refuses_is_named_once(
     monkeypatch.delenv("HTTP_PROXY", raising=False)
     assert run(lambda: main(["http://example.invalid", str(write_bundle(tmp_path / "tiny"))])) == 2
     error = capsys.readouterr().err
-    assert "start the server first, or mend http_proxy=http://127.0.0.1:9" in error
+    assert "start the server first, or correct http_proxy=http://127.0.0.1:9" in error
     assert error.count("cannot be reached") == 1
 
 
@@ -438,4 +438,4 @@ def test_code_of_a_model_is_not_run(model: Path, tmp_path: Path, capsys: pytest.
     )
     (folder / "own_code.py").write_text("raise SystemExit('was run')\n")
     assert run(lambda: main(["http://127.0.0.1:9", str(folder)])) == 2
-    assert "needs code of its own to be loaded, which Cloze does not run" in capsys.readouterr().err
+    assert "needs custom code to be loaded, which Cloze does not run" in capsys.readouterr().err

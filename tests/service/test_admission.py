@@ -69,7 +69,7 @@ def test_a_request_that_fails_gives_its_tokens_back() -> None:
 def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> None:
     admission = Admission(1024, 100, BYTES)
     with in_flight(admission, 95, A):
-        message = "95 tokens are in flight and the request brings 6; the limit is 100; send it again in 1 s"
+        message = "95 tokens are in flight and the request adds 6; the limit is 100; send it again in 1 s"
         with pytest.raises(Overloaded, match=message), in_flight(admission, 6, B):
             pytest.fail("it came in")
         assert admission.tokens_in_flight == 95
@@ -91,14 +91,14 @@ def test_a_request_larger_than_the_limit_is_admitted_alone_and_leaves_a_tenth(cl
         hold(-1080)
         assert admission.tokens_in_flight == 20
     assert admission.tokens_in_flight == 0
-    with in_flight(admission, 1, B), pytest.raises(Overloaded, match="brings 1000"), in_flight(admission, 1000, A):
+    with in_flight(admission, 1, B), pytest.raises(Overloaded, match="adds 1000"), in_flight(admission, 1000, A):
         pass
 
 
 def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
     admission = Admission(1024, 100, BYTES)
     with in_flight(admission, 80, A):
-        with pytest.raises(Overloaded, match="the limit is 90 for a client that has some in flight"):
+        with pytest.raises(Overloaded, match="the limit is 90 for a client that already has some in flight"):
             in_flight(admission, 11, A).__enter__()
         with in_flight(admission, 10, A), in_flight(admission, 10, B):
             assert admission.tokens_in_flight == 100
@@ -146,7 +146,7 @@ def test_a_tenth_is_rounded_up() -> None:
         with in_flight(admission, known, A):
             with in_flight(admission, limit - known, B):
                 assert admission.tokens_in_flight == limit
-            with pytest.raises(Overloaded, match=f"the limit is {known} for a client that has some"):
+            with pytest.raises(Overloaded, match=f"the limit is {known} for a client that already has some"):
                 in_flight(admission, limit - known + 1, A).__enter__()
 
 
@@ -156,7 +156,7 @@ def test_a_request_holds_more_and_fewer_as_it_learns_how_many_it_has() -> None:
         hold(60)
         with (
             in_flight(admission, 40, B),
-            pytest.raises(Overloaded, match="100 tokens are in flight and the request brings"),
+            pytest.raises(Overloaded, match="100 tokens are in flight and the request adds"),
         ):
             hold(10)
         hold(1000)  # alone
@@ -181,7 +181,7 @@ def test_a_request_is_refused_where_one_token_would_be() -> None:
     admission = Admission(1024, 10, BYTES)
     enter(admission, A)
     with in_flight(admission, 9, A):
-        with pytest.raises(Overloaded, match="9 tokens are in flight and the request brings 1; the limit is 9"):
+        with pytest.raises(Overloaded, match="9 tokens are in flight and the request adds 1; the limit is 9"):
             enter(admission, A)
         enter(admission, B)
         with in_flight(admission, 1, B), pytest.raises(Overloaded, match="the limit is 10; send"):
@@ -302,7 +302,9 @@ def test_requests_are_counted_as_tokens_are() -> None:
     with ExitStack() as held:
         for _ in range(9):
             held.enter_context(admission.request(A))
-        message = "9 requests are in flight and the request brings 1; the limit is 9 for a client that has some in"
+        message = (
+            "9 requests are in flight and the request adds 1; the limit is 9 for a client that already has some in"
+        )
         with pytest.raises(Overloaded, match=message):
             enter(admission, A)
         with admission.request(B), pytest.raises(Overloaded, match=r"10 requests are in flight .* limit is 10; send"):
@@ -334,7 +336,9 @@ def test_bytes_are_in_flight_until_the_end_of_the_request() -> None:
         hold(300)
         assert admission.bytes_in_flight == 900
         with admission.request(A) as second:
-            message = "900 bytes are in flight and the request brings 1; the limit is 900 for a client that has some in"
+            message = (
+                "900 bytes are in flight and the request adds 1; the limit is 900 for a client that already has some in"
+            )
             with pytest.raises(Overloaded, match=message):
                 second(1)
         with admission.request(B) as other:

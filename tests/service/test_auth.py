@@ -87,12 +87,20 @@ def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.Monk
         (f"{ONE}\xe9", None, "not visible ASCII"),
         (f"{ONE},{TWO},{ONE}", None, "API key 3 of the setting is the same as another"),
         (ONE, f"# none\nsearch {ONE}", "line 2 of .*keys is the same as another"),
-        ("", f"key-2 {ONE}\n{TWO}", "line 2 of .*keys has no name, and another key has its name, key-2; name it"),
-        ("", f"{ONE}\nkey-1 {TWO}", "line 1 of .*keys has no name, and another key has its name, key-1; name it"),
+        (
+            "",
+            f"key-2 {ONE}\n{TWO}",
+            "line 2 of .*keys has no name, and another key already has its default name, key-2",
+        ),
+        (
+            "",
+            f"{ONE}\nkey-1 {TWO}",
+            "line 1 of .*keys has no name, and another key already has its default name, key-1",
+        ),
         ("", "", "contains no API key"),
         ("", "# nothing yet\n\n", "contains no API key"),
         ("", f"search {ONE} {TWO}", "line 1 of .*keys has 3 words; write `KEY`, `NAME KEY` or `NAME KEY bulk`"),
-        ("", f"{ONE}\nsea/rch {TWO}", "line 2 of .*keys: its name may have"),
+        ("", f"{ONE}\nsea/rch {TWO}", "line 2 of .*keys: its name is not valid"),
         ("", f"{ONE}\udcff", "is not UTF-8 text"),
     ],
 )
@@ -107,7 +115,7 @@ def test_keys_that_cannot_be_used(keys: str, text: str | None, message: str, tmp
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"cannot read the API keys in .*missing: No such file or directory"):
+    with pytest.raises(OptionError, match=r"the API keys in .*missing cannot be read \(No such file or directory\)"):
         Keys.load(f"@{tmp_path / 'missing'}")
 
 

@@ -103,7 +103,7 @@ def test_a_bridge_from_another_space_or_width_is_refused_at_start(
     ):
         make_app(bridge=str(tmp_path / "foreign"))
     write_bridge(tmp_path / "narrow", Bundle.load(bundle).spec.space, dimension=5)
-    with pytest.raises(BridgeError, match=r"the bridge takes 5 dimensions, and .* has 16"):
+    with pytest.raises(BridgeError, match=r"the bridge takes 5 dimensions, but .* has 16"):
         make_app(bridge=str(tmp_path / "narrow"))
     with pytest.raises(BridgeError, match="absent cannot be read"):
         make_app(bridge=str(tmp_path / "absent"))

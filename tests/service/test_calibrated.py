@@ -58,7 +58,7 @@ async def test_cosines_of_other_templates_have_no_meaning(
             assert (await http.post(path, json=body)).status_code == 200
             response = await http.post(path, json=body | {"calibrated": True})
             assert response.status_code == 422
-            assert "put into the template 'query'; the calibration of model tiny is of" in response.json()["error"]
+            assert "use the template 'query'; the calibration of model tiny holds only for" in response.json()["error"]
         assert len(await post(http, "/similarity", inputs=INPUTS[0], calibrated=True)) == 3
         assert (await http.get("/info")).json()["calibration"] is not None
         assert (await http.get("/models/asks/info")).json()["calibration"] is None
@@ -84,7 +84,9 @@ async def test_a_model_without_a_curve_says_how_to_add_one(
     ):
         response = await both.post(path, json=body | {"calibrated": True})
         assert response.status_code == 422
-        assert "model tiny has no calibration of its fp32 graph; leave it out, or add one" in response.json()["error"]
+        assert (
+            "model tiny has no calibration of its fp32 graph; omit calibrated, or add one" in response.json()["error"]
+        )
     assert (await both.get("/info")).json()["calibration"] is None
     async with client(bundle=calibrate(write_bundle(tmp_path / "tiny"), "int8")) as http:
         assert (await http.post("/similarity", json={"inputs": INPUTS[0], "calibrated": True})).status_code == 422

@@ -80,7 +80,7 @@ async def test_a_chunk_has_room_for_the_period_that_the_bundle_adds(
     async with client(bundle=make_bundle(final_period=True)) as http:
         refused = await http.post("/embed", json=body | {"chunk": {"tokens": 1}})
         assert refused.status_code == 422
-        assert "chunk.tokens is 1; at least 2, with the bundle's period, are needed" in refused.text
+        assert "chunk.tokens is 1; at least 2 are needed, a final period included" in refused.text
         (chunks,) = (await http.post("/embed", json=body | {"chunk": {"tokens": 2}})).json()
         assert len(chunks) == 5
 
@@ -89,7 +89,7 @@ async def test_more_chunks_than_texts_are_allowed_is_refused(client: MakeClient)
     async with client(max_client_batch_size=5) as http:
         response = await http.post("/embed", json={"inputs": LONG, "chunk": {"tokens": 5}})
         assert response.status_code == 422
-        assert "the texts have more than 5 chunks, the most in one request; send fewer" in response.json()["error"]
+        assert "the texts make more than 5 chunks, the limit of a request; send fewer" in response.json()["error"]
         response = await http.post("/embed", json={"inputs": ["a man"] * 5, "chunk": {"tokens": 5}})
         assert [len(each) for each in response.json()] == [1] * 5
 

@@ -85,7 +85,7 @@ async def test_truncate_is_none_start_or_end(both: httpx.AsyncClient) -> None:
     assert (await both.post("/v2/embed", json=same)).json()["embeddings"]["float"] == rows["END"]
     refused = await both.post("/v2/embed", json={"texts": ["a", "b c"], "truncate": "NONE", "max_tokens": 1})
     assert refused.status_code == 422
-    assert refused.json()["message"].startswith("texts[1] has 2 tokens; at most 1 are asked for")
+    assert refused.json()["message"].startswith("texts[1] has 2 tokens; at most 1 are allowed by the request")
     assert (await both.post("/v2/embed", json={"texts": ["a"], "max_tokens": 0})).status_code == 422
     refused = await both.post("/v2/embed", json={"texts": ["a", text], "truncate": "NONE"})
     assert refused.status_code == 422

@@ -27,7 +27,7 @@ def test_a_machine_without_a_bundle(capsys: pytest.CaptureFixture[str], monkeypa
     found = facts(printed)
     assert list(found) == ["cloze", "processor", "CPUs", "memory", "packages", "training", "GPU"]
     assert re.match(r"\d+\.\d+\.\d+, Python 3\.\d+\.\d+, ", found["cloze"])
-    assert re.match(r"\d+ of \d+ may be used: \d+ batches at a time of \d+ threads each", found["CPUs"])
+    assert re.match(r"\d+ of \d+ are available: \d+ batches at a time of \d+ threads each", found["CPUs"])
     assert re.search(r"\bonnxruntime \d", found["packages"])
     assert "CPUExecutionProvider" in found["GPU"]
 

@@ -84,7 +84,7 @@ async def test_stopping_is_not_ready(world: World) -> None:
 async def test_a_batch_that_hangs_is_not_ready_and_then_the_end(world: World) -> None:
     world.busy_for = 31
     assert not world.health.ready
-    with pytest.raises(Unavailable, match="a batch has run for 31 s, the limit is 30 s"):
+    with pytest.raises(Unavailable, match="a batch has run for 31 s; the limit is 30 s"):
         await world.health.check()
     await world.look()
     assert world.ends == []

@@ -50,7 +50,7 @@ def test_a_body_that_does_not_arrive_is_answered_408_and_the_connection_closed(
         stream.sendall(head(f"content-length: {len(BODY)}", "/embed?key=secret", "x-request-id: late") + begun)
         status, body = answer(stream)
         assert (status, json.loads(body)["error_type"]) == (408, "Slow")
-        assert "did not arrive within 0.5 seconds" in json.loads(body)["error"]
+        assert "did not arrive within 0.5 s, the limit" in json.loads(body)["error"]
         assert stream.recv(100) == b""
     (*_, line) = lines(impatient, "late")
     assert re.search(r" INFO \S+ POST /embed status=408 ms=\S+ client=\S+ error_type=Slow ", line)

@@ -73,7 +73,7 @@ def test_each_answers_by_its_name(settings: Settings) -> None:
 
     assert found(None) is found(None, "") is found("tiny") is found(None, None, "tiny") is default_model(app)
     assert found("other") is found("other", "other") is not found("tiny")
-    with pytest.raises(ModelNotFound, match="no model 'x' is served; there are other, tiny"):
+    with pytest.raises(ModelNotFound, match="no model 'x' is served; the served models are other, tiny"):
         found("x")
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_entered_is_passed_over(
     (folder / "lost+found").mkdir()
     monkeypatch.setattr(Path, "is_file", refused)
     assert list(services(create_app(settings)).models.served) == ["other", "tiny"]
-    assert f"{folder / 'lost+found'} cannot be read and is left out" in caplog.text
+    assert f"skipped {folder / 'lost+found'}, which cannot be read" in caplog.text
 
 
 def test_a_reload_of_what_is_the_same_does_nothing(settings: Settings) -> None:
@@ -193,7 +193,7 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(
         with caplog.at_level(logging.ERROR):
             status, body = reload(url)
         assert (status, body["error_type"]) == (409, "ReloadFailed")
-        assert body["error"].startswith("nothing has changed: ")
+        assert body["error"].startswith("the reload failed, and nothing has changed: ")
         assert words in body["error"]
         assert words in caplog.text
         assert list(services(app).models) == before

@@ -83,7 +83,7 @@ async def test_an_unknown_name_is_refused_with_those_there_are(client: MakeClien
         ]:
             refused = await http.post(path, json=body)
             assert refused.status_code == status, path
-            assert "; the templates that model tiny names are: query, document" in refused.text
+            assert "; the named templates of model tiny are: query, document" in refused.text
 
 
 async def test_without_named_templates_search_uses_the_models_own(both: httpx.AsyncClient) -> None:

@@ -359,7 +359,9 @@ async def test_tokenize_counts_the_template_of_empty_texts(client: MakeClient) -
     count = 2**18 // template + 1
     async with client(max_client_batch_size=count) as http:
         found = await http.post("/tokenize", json={"inputs": [""] * count})
-        refused(found, 422, "Validation", f"{count * template} characters and tokens of the template")
+        refused(
+            found, 422, "Validation", f"the texts and their templates have {count * template} characters and tokens"
+        )
         found = await http.post("/tokenize", json={"inputs": [""] * count, "add_special_tokens": False})
         assert found.json() == [[]] * count
 
@@ -433,7 +435,7 @@ WRONG = [
     ("/embed", {"inputs": "a", "truncation_direction": "up"}, "'left', 'Left', 'right'"),
     ("/embed", {"inputs": "a", "dimensions": 0}, "greater than or equal to 1"),
     ("/embed", {"inputs": "a", "dimensions": 17}, "dimensions is 17; the model has 16"),
-    ("/embed", {"inputs": "a", "prompt_name": "query"}, "the templates that model tiny names are: none"),
+    ("/embed", {"inputs": "a", "prompt_name": "query"}, "the named templates of model tiny are: none"),
     ("/similarity", {"inputs": "a"}, "inputs: should be a JSON object"),
     ("/similarity", {"inputs": {"sentences": ["a"]}}, "inputs.source_sentence: Field required"),
     ("/similarity", {"inputs": {"source_sentences": ["a"]}}, "inputs.sentences: Field required"),
@@ -634,7 +636,7 @@ async def test_what_is_beyond_the_limit_is_refused_whole(make_app: MakeApp, hold
             first = asyncio.create_task(http.post("/embed", json={"inputs": ["a"] * 8}))  # 88 tokens
             await until(lambda: services(app).executors.busy_for)
             full = await http.post("/embed", json={"inputs": ["a", "dogs"]})
-            refused(full, 429, "Overloaded", "88 tokens are in flight and the request brings 22", "send it again in")
+            refused(full, 429, "Overloaded", "88 tokens are in flight and the request adds 22", "send it again in")
             assert int(full.headers["retry-after"]) >= 1
         assert (await first).status_code == 200
         assert (await http.post("/embed", json={"inputs": ["a"] * 99})).status_code == 200  # alone it may be larger

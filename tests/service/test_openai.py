@@ -230,7 +230,7 @@ async def test_what_may_be_sent_again_says_so(make_app: MakeApp, hold: Hold) -> 
         assert (await first).status_code == 200
         with hold():
             late = await http.post(ROUTE, json={"input": "a"}, headers={"x-request-timeout": "0.01"})
-            refused(late, 504, "timeout_error", None, "not answered in 0.01 s")
+            refused(late, 504, "timeout_error", None, "not answered within 0.01 s")
             assert int(late.headers["retry-after"]) >= 1
 
 

@@ -101,7 +101,7 @@ async def test_a_head_without_a_threshold_always_abstains(client: MakeClient, tm
         ({}, "head is not given; the heads of model tiny are: tags, topic"),
         ({"head": "mood"}, "head is 'mood'; the heads of model tiny are: tags, topic"),
         ({"head": ["topic", "mood"]}, "head is 'mood'; the heads of model tiny are: tags, topic"),
-        ({"head": "topic", "prompt_name": "query"}, "so none can be chosen: leave out prompt_name"),
+        ({"head": "topic", "prompt_name": "query"}, "the model's own template: omit prompt_name"),
         ({"head": "topic", "truncate": False, "inputs": [["a"], ["a " * 100]]}, "inputs[1] has 100 tokens"),
         ({"head": "topic", "truncate": False, "inputs": "a " * 100}, "inputs has 100 tokens"),
     ],

@@ -63,7 +63,7 @@ def test_the_least_time_over_both_shapes_wins(
         chosen = fastest(runners, Bundle.load(bundle).text_encoder, "mini", clock)
     assert chosen.precision == winner
     assert [runner.runs for runner in runners] == [ROUNDS * len(SHAPES)] * 2
-    assert f"model mini: relative speeds on this machine: {speeds}; precision=auto takes {winner}" in caplog.text
+    assert f"model mini: relative speeds on this machine: {speeds}; precision=auto chooses {winner}" in caplog.text
 
 
 def test_a_graph_that_fails_in_the_race_is_named(tmp_path: Path) -> None:

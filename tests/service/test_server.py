@@ -332,10 +332,10 @@ BAD_STARTS = [
     (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
     (["--bundle", "TMP/two"], "has several models and no default; set model to one of a, b"),
     (["--bundle", "TMP/two", "--model", "c"], "model is 'c', but"),
-    (["TMP/two", "--bundle=BUNDLE"], "and --bundle name what is served; give one of them"),
+    (["TMP/two", "--bundle=BUNDLE"], "and --bundle both name what to serve; give only one of them"),
     (["--bundle", "BUNDLE", "--precision", "int8"], "has no int8 graph"),
     (["--bundle", "BUNDLE", "--hostname", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
-    (["--bundle", "BUNDLE", "--api-keys", "@TMP/absent"], "cannot read the API keys"),
+    (["--bundle", "BUNDLE", "--api-keys", "@TMP/absent"], "absent cannot be read (No such file or directory)"),
     (["--bundle", "BUNDLE", "--admin-keys", "short"], "has 5 characters; at least 16 are needed"),
     pytest.param(["--bundle", "BUNDLE", "--provider", "cuda"], "CUDA", marks=no_cuda),
 ]

@@ -125,7 +125,7 @@ def test_every_precision_has_its_place() -> None:
 
 @pytest.mark.skipif(has_cuda(), reason="CUDA is here")
 def test_cuda_asked_for_and_absent_is_an_error(loaded: Bundle) -> None:
-    with pytest.raises(SessionError, match="provider is cuda, and this ONNX Runtime has no CUDA"):
+    with pytest.raises(SessionError, match="provider is cuda, but this ONNX Runtime has no CUDA"):
         Session.load(loaded, provider="cuda")
 
 
@@ -192,9 +192,9 @@ def test_the_memory_of_a_gpu_is_limited_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("gives", "said"),
     [
-        (["CPUExecutionProvider"], "CUDA is installed and cannot be started: its libraries or the driver are missing"),
-        (RuntimeError("CUDA failure 100: no CUDA-capable device is detected"), "CUDA is installed and finds no device"),
-        (RuntimeError("CUDA failure 35: CUDA driver version is insufficient"), "CUDA is installed and finds no device"),
+        (["CPUExecutionProvider"], "CUDA is installed but cannot be started: its libraries or the driver are missing"),
+        (RuntimeError("CUDA failure 100: no CUDA-capable device is detected"), "CUDA is installed but finds no device"),
+        (RuntimeError("CUDA failure 35: CUDA driver version is insufficient"), "CUDA is installed but finds no device"),
     ],
 )
 def test_auto_takes_the_cpu_where_no_device_is(
@@ -221,7 +221,7 @@ def test_cuda_does_not_take_int8(
     """Its products would run on the CPU, with copies between, while /info says cuda."""
     cuda(CUDA)
     bundle = Bundle.load(make_bundle(precisions=("int8",)))
-    said = "CUDA has no kernel for the products of int8; make a bundle in fp16 and serve that: `cloze export"
+    said = "CUDA has no kernel for the matrix products of int8; make a bundle in fp16 and serve it: `cloze export"
     with pytest.raises(SessionError, match=said):
         Session.load(bundle, precision=precision, provider="cuda")
     session = Session.load(bundle, precision=precision)
@@ -275,7 +275,7 @@ def test_a_graph_that_throws_is_an_error_without_its_details(loaded: Bundle) -> 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (graph(output="last_hidden_state"), "gives .*last_hidden_state.*, not sentence_embedding as float32"),
+        (graph(output="last_hidden_state"), "has the outputs .*last_hidden_state.*, not sentence_embedding as float32"),
         (graph(dimension=DIMENSION + 1), f"not sentence_embedding as float32 .batch, {DIMENSION}."),
     ],
 )

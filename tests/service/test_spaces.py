@@ -195,7 +195,7 @@ def test_a_bundle_of_before_has_none_and_says_so(make_bundle: MakeBundle, caplog
     forge(bundle, drop)
     loaded = Bundle.load(bundle)
     assert Session.load(loaded, provider="cpu").precision == "fp32"
-    assert "has no canary texts; export it again" in caplog.text
+    assert "without canary texts; export it again" in caplog.text
     assert len(loaded.spec.space) == 16
 
 
@@ -223,7 +223,9 @@ async def test_an_alias_answers_as_the_model(client: MakeClient, two_bundles: Pa
         assert (await http.get("/info")).json()["aliases"] == {"text-embedding-3-small": "other", "ada": "tiny"}
         unknown = await http.post("/v1/embeddings", json={"input": "a", "model": "gpt"})
         assert unknown.status_code == 404
-        assert "no model 'gpt' is served; there are other, tiny, text-embedding-3-small, ada" in unknown.text
+        assert (
+            "no model 'gpt' is served; the served models are other, tiny, text-embedding-3-small, ada" in unknown.text
+        )
         metrics = (await http.get("/metrics")).text
         assert 'model="text-embedding-3-small"' not in metrics
 
@@ -274,9 +276,9 @@ def test_an_alias_that_cannot_be_is_refused(two_bundles: Path, subtests: pytest.
         ("/a=tiny", "is not NAME=MODEL"),
         ("small=large", "alias is small=large, but .* has other, tiny"),
         ("other=tiny", "has a model other; choose another name"),
-        ("ask=tiny:query", "alias is ask=tiny:query; the templates that model tiny names are: none"),
+        ("ask=tiny:query", "alias is ask=tiny:query; the named templates of model tiny are: none"),
         ("ask=large:query", "alias is ask=large:query, but .* has other, tiny"),
-        ("small=tiny, small = other", "small stands for two models; name one"),
+        ("small=tiny, small = other", "small is an alias for two models; give it one"),
     ]:
         with subtests.test(alias=alias), pytest.raises(Exception, match=message):
             create_app(Settings(bundle=two_bundles, model="tiny", alias=alias, provider="cpu"))

@@ -191,7 +191,7 @@ async def test_every_model_has_its_own_info(both: httpx.AsyncClient) -> None:
         missing = await both.get(path)
         assert missing.status_code == 404
         assert missing.json() == {
-            "error": "no model 'neither' is served; there are other, tiny", "error_type": "ModelNotFound"
+            "error": "no model 'neither' is served; the served models are other, tiny", "error_type": "ModelNotFound"
         }  # fmt: skip
 
 

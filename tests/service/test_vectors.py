@@ -159,8 +159,10 @@ def test_the_hamming_distance_counts_the_signs_that_differ() -> None:
 
 def test_float16_refuses_what_it_cannot_hold() -> None:
     assert json.loads(to_json(matrix([65504, -65504]), "float16")) == ["/3v/+w=="]  # 7bff fbff
-    with pytest.raises(ValidationFailed, match="largest value is 70000 and float16 ends at 65504: ask for normalised"):
+    with pytest.raises(
+        ValidationFailed, match="largest value is 70000, and float16 holds at most 65504: ask for normalised"
+    ):
         rows(matrix([1, 2], [3, -70000]), "float16")
-    with pytest.raises(ValidationFailed, match="float16 ends at 65504"):
+    with pytest.raises(ValidationFailed, match="float16 holds at most 65504"):
         to_json(matrix([65536, 2]), "float16")
     to_json(finish(matrix([65536, 2]), normalize=True), "float16")

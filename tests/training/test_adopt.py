@@ -245,11 +245,11 @@ def retype(model: Path, at: int, kind: str, config: dict[str, Any]) -> None:
 BROKEN = {
     "a prompt left out of the pooling": (
         lambda model: edit(model / "1_Pooling" / "config.json", include_prompt=False),
-        "has include_prompt: false, so its pooling leaves out the tokens of a prompt",
+        "has include_prompt: false, so its pooling ignores the tokens of a prompt",
     ),
     "two poolings": (
         lambda model: edit(model / "1_Pooling" / "config.json", pooling_mode=["cls", "mean"]),
-        "joins the poolings cls and mean; a bundle has one of cls, mean, max",
+        "concatenates the poolings cls and mean; a bundle has exactly one of cls, mean, max",
     ),
     "another module": (
         lambda model: retype(model, 2, "sentence_transformers.models.Dropout", {"dropout": 0.1}),
@@ -261,7 +261,7 @@ BROKEN = {
     ),
     "a module of somebody's own with a known name": (
         lambda model: retype(model, 2, "somewhere.Dense", {}),
-        r"has the module somewhere\.Dense, code of its own, which Cloze does not run",
+        r"has the module somewhere\.Dense, which is custom code, and Cloze does not run custom code",
     ),
     "pictures": (
         lambda model: retype(model, 0, "sentence_transformers.models.CLIPModel", {}),
@@ -277,7 +277,7 @@ BROKEN = {
     ),
     "an activation of somebody's own": (
         lambda model: edit(model / "2_Dense" / "config.json", activation_function="somewhere.Bend"),
-        "has the activation function somewhere.Bend in 2_Dense, code of its own; Cloze runs those of torch.nn only",
+        "has the activation function somewhere.Bend in 2_Dense, which is custom code; Cloze runs only those of",
     ),
     "an activation that is none": (
         lambda model: edit(model / "2_Dense" / "config.json", activation_function="torch.nn.Bend"),
@@ -289,7 +289,7 @@ BROKEN = {
     ),
     "a tokenizer in Python": (
         lambda model: (remove_tokenizer(model), ByT5Tokenizer().save_pretrained(model)),
-        r"has no fast tokenizer \(tokenizer.json\); Cloze serves only those",
+        r"has no fast tokenizer \(tokenizer.json\), which Cloze requires",
     ),
     "no weights": (
         lambda model: (model / "model.safetensors").unlink(),
@@ -297,7 +297,7 @@ BROKEN = {
     ),
     "a Dense of tokens": (
         lambda model: edit(model / "2_Dense" / "config.json", module_input_name="token_embeddings"),
-        "has a Dense that reads token_embeddings; Cloze serves",
+        "has a Dense module that reads token_embeddings; Cloze serves",
     ),
     "cut vectors": (
         lambda model: edit(model / "config_sentence_transformers.json", truncate_dim=8),
@@ -309,11 +309,11 @@ BROKEN = {
     ),
     "no [SEP]": (
         lambda model: edit_tokenizer(model, sep_token=None),
-        "has a tokenizer without sep_token; the sequences of a bundle are",
+        "has a tokenizer without sep_token, but the sequences of a bundle are",
     ),
     "sequences of another form": (
         lambda model: edit_post_processor(model),
-        r"encodes '' as the tokens \[2\], and a bundle as \[2, 3\] .*Cloze holds tokenizers whose sequences are",
+        r"encodes '' as the tokens \[2\], but a bundle would encode it as \[2, 3\] .*only tokenizers whose",
     ),
 }
 
@@ -332,7 +332,7 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path, tiny_bert: Path) -> Non
         lambda: load_sentence_transformer(str(model), TEXTS),
         lambda: SentenceEncoder.load(str(model), **PLAIN),
     ):
-        with pytest.raises(ClozeError, match="needs code of its own to be loaded, which Cloze does not run"):
+        with pytest.raises(ClozeError, match="needs custom code to be loaded, which Cloze does not run"):
             load()
     assert not run.exists()
 
@@ -403,5 +403,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_reads_its_padding_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
     model = saved(tmp_path, tiny_bert, "convbert", {"embedding_size": 32}, "mean", [])
-    with pytest.raises(ClozeError, match=r"gives a text another vector beside longer texts, by .*the padding"):
+    with pytest.raises(
+        ClozeError, match=r"the vector of a text changes by .* in a batch with longer texts, .*the padding"
+    ):
         load_sentence_transformer(str(model), TEXTS)

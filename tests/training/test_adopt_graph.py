@@ -162,15 +162,15 @@ BROKEN = {
     ),
     "other outputs": (
         lambda model: regraph(model, last_hidden_state="logits"),
-        r"has the outputs logits; last_hidden_state or token_embeddings is expected; .*'\.\[train\]'",
+        r"has the outputs logits; Cloze expects last_hidden_state or token_embeddings; .*'\.\[train\]'",
     ),
     "weights of torch": (
         lambda model: (model / "2_Dense" / "model.safetensors").rename(model / "2_Dense" / "pytorch_model.bin"),
-        r"has no 2_Dense/model\.safetensors, which is read without torch; .*'\.\[train\]'",
+        r"has no 2_Dense/model\.safetensors, which Cloze needs to read the module without torch; .*'\.\[train\]'",
     ),
     "another activation": (
         lambda model: edit(model / "2_Dense" / "config.json", activation_function="torch.nn.modules.activation.Mish"),
-        r"has the activation function Mish in 2_Dense; without torch, there are Identity, .*'\.\[train\]'",
+        r"has the activation function Mish in 2_Dense; without torch, Cloze supports only Identity, .*'\.\[train\]'",
     ),
     "another module": (
         lambda model: edit_modules(model, 2, type="sentence_transformers.models.Dropout"),
@@ -178,11 +178,11 @@ BROKEN = {
     ),
     "a module of its own": (
         lambda model: edit_modules(model, 2, type="modeling.Dense"),
-        r"has the module modeling\.Dense, code of its own, which Cloze does not run",
+        r"has the module modeling\.Dense, which is custom code, and Cloze does not run custom code",
     ),
     "a module elsewhere": (
         lambda model: edit_modules(model, 2, path="../2_Dense"),
-        r"has the module folder \.\./2_Dense, which lies outside the model",
+        r"modules\.json names \.\./2_Dense, which is outside the model's folder",
     ),
     "another prompt's tokens": (
         lambda model: edit(model / "1_Pooling" / "config.json", include_prompt=False),
@@ -193,7 +193,7 @@ BROKEN = {
             edit(model / "config.json", max_position_embeddings=512),
             edit(model / "sentence_bert_config.json", max_seq_length=100),
         ),
-        r"has a graph that fails on 100 tokens or fewer \(.*\); give a lower --max-tokens than 100",
+        r"has a graph that fails on inputs of up to 100 tokens \(.*\); give a lower --max-tokens than 100",
     ),
     "no limit": (
         lambda model: (
@@ -215,7 +215,7 @@ BROKEN = {
     ),
     "a list of prompts": (
         lambda model: edit(model / "config_sentence_transformers.json", prompts=["query: "]),
-        r"has prompts that are not texts with a name each; get config_sentence_transformers\.json again",
+        r"the prompts in config_sentence_transformers\.json are not an object of names and texts",
     ),
     "a bundle": (
         lambda model: (model / "modules.json").rename(model / "embedding.json"),
@@ -253,7 +253,9 @@ def test_a_graph_that_reads_its_padding_is_refused(copied: Path, tmp_path: Path)
         onnx.helper.make_tensor_value_info("last_hidden_state", onnx.TensorProto.FLOAT, ["n", "L", 32])
     )
     onnx.save(graph, path)
-    with pytest.raises(ClozeError, match=r"gives a text another vector beside longer texts, by .*the padding"):
+    with pytest.raises(
+        ClozeError, match=r"the vector of a text changes by .* in a batch with longer texts, .*the padding"
+    ):
         write(str(copied), copied, tmp_path / "bundle")
 
 
@@ -288,7 +290,7 @@ def test_a_model_that_lowers_its_text_itself_is_lowered_in_the_bundle(tmp_path: 
 @pytest.mark.parametrize("rows", [{"a": 1}, ["x"], [{"type": "sentence_transformers.models.Transformer"}]])
 def test_modules_that_are_no_list_of_modules_are_refused(rows: Any, copied: Path, tmp_path: Path) -> None:
     (copied / "modules.json").write_text(json.dumps(rows), encoding="utf-8")
-    with pytest.raises(AdoptionError, match="does not give a type and a path of each module; get it again"):
+    with pytest.raises(AdoptionError, match="does not give a type and a path for each module; get the model again"):
         write(str(copied), copied, tmp_path / "bundle")
 
 

@@ -119,7 +119,9 @@ def test_a_run_and_its_continuation_are_averaged_if_their_parent_is_named(
 
 def test_a_run_is_averaged_once(runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(runs[0])
-    with pytest.raises(RunError, match="link is named twice; name each run once, or say with --weights"):
+    with pytest.raises(
+        RunError, match="link is named twice; name each run once, or give the share of each with --weights"
+    ):
         average([*runs, tmp_path / "link"], tmp_path / "mean")
 
 
@@ -184,7 +186,7 @@ def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path
     }
     for run in runs:  # as if each had begun with other weights
         (run / "inputs.json").write_text(json.dumps({"encoder parents/tiny": run.name}), encoding="utf-8")
-    cases["have different parents of one name, 'tiny'; average runs that share one"] = runs
+    cases["have different parents with the same name, 'tiny'; average runs that share one"] = runs
     for message, given in cases.items():
         with pytest.raises(RunError, match=message):
             average(given, tmp_path / "mean")
@@ -199,7 +201,7 @@ def test_a_run_with_a_masked_word_head_is_refused(runs: list[Path], tmp_path: Pa
     """The mean would have none, and so could not be explained, or trained on as such a model."""
     provenance = Run(runs[1]).provenance()
     Run(runs[1]).write_provenance(provenance | {"recipe": provenance["recipe"] | {"method": "mlm"}})
-    with pytest.raises(RunError, match="run-2 is a run of cloze pretrain; a mean would lose its masked-word head"):
+    with pytest.raises(RunError, match="run-2 is a run of cloze pretrain, and a mean would lose its masked-word head"):
         average(runs, tmp_path / "mean")
 
 
@@ -227,7 +229,9 @@ def test_a_mean_of_means_tells_of_the_runs_behind_it(runs: list[Path], tiny_bert
     for name, weight in one.items():
         torch.testing.assert_close(weight, other[name], rtol=1e-5, atol=1e-6)
     name_encoder(runs[0], tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"one of the runs is a mean with a share of .*; average its runs"):
+    with pytest.raises(
+        RunError, match=r"one of the runs is a mean that includes .*; average the runs that it was made from"
+    ):
         average([runs[0], tmp_path / "mean"], tmp_path / "mixed")
 
 

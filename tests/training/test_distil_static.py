@@ -147,7 +147,7 @@ def test_the_same_command_gives_the_same_bundle(static: Path, bundle: Path, corp
 
 def test_it_is_no_encoder(static: Path) -> None:
     with pytest.raises(
-        EncoderError, match="has a vector for each token and no encoder; give the one that it was made of"
+        EncoderError, match="has a vector for each token but no encoder; give the encoder that it was made from"
     ):
         SentenceEncoder.load(str(static))
 
@@ -193,7 +193,7 @@ def test_what_is_measured_by_hand() -> None:
         (["none"], "none is not a folder"),
         ([], "no file"),
         (["few"], "few.txt has 3 different sentences"),
-        (["itself"], "is the encoder's own folder, which would be lost; name another folder"),
+        (["itself"], "is the encoder's own folder, which would be overwritten; name another folder"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -99,7 +99,7 @@ def test_a_damaged_reading_is_one_line(file: str, tiny_bert: Path, tmp_path: Pat
     if file == "modules.json":
         assert own_config(str(model)) is None
         return
-    with pytest.raises(RunError, match=r"embedding_config\.json does not hold an object of JSON"):
+    with pytest.raises(RunError, match=r"embedding_config\.json does not contain a JSON object"):
         own_config(str(model))
 
 

@@ -61,7 +61,7 @@ def test_a_run_is_read_by_its_own_template_unless_another_is_given(
         (["--encoder", "{bert}", "--template", "[X] [MASK]"], "has no masked-word head"),
         (["--encoder", "{model}", "--template", "[X]"], "has [MASK] 0 times"),
         (["--encoder", "{model}", "--top-k", "100000"], "--top-k is 100000; write 1 to"),
-        (["--encoder", "{model}/.."], "is none of: a run"),
+        (["--encoder", "{model}/.."], "is not a run"),
         (["--encoder", "cloze-mini"], "is a bundle, which has no masked-word head"),
     ],
 )

@@ -171,7 +171,7 @@ def test_dry_run_shows_each_view_and_keeps_nothing(
     assert "view second: (8, " in output
     assert '[CLS] this sentence of " the ' in output
     assert ("memory: " if torch.cuda.is_available() else shown) in output
-    assert "sentences a second" in output
+    assert "sentences per second" in output
     assert not (tmp_path / "run").exists()
 
 
@@ -221,11 +221,11 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str], monkeyp
         ),
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
-        (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2; method 'mlm' reads 1"),
+        (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2, but method 'mlm' reads 1"),
         (["simcse", "--corpus", "{pairs}", "--columns", "a", "b", "c"], "line 2: no column 'c'; it has a, b"),
         (["simcse", "--corpus", "{pairs}"], "has columns a, b; name the column to read"),
-        (["simcse", "--corpus", "{empty}"], "no sentence is left of {empty}: 0 rows from 1 files; left out: 3 empty"),
-        (["simcse", "--corpus", "{text}", "--seeds", "0-9"], "--seeds compares dev scores, and dev is not set"),
+        (["simcse", "--corpus", "{empty}"], "no sentences remain from {empty}: 0 rows from 1 files; left out: 3 empty"),
+        (["simcse", "--corpus", "{text}", "--seeds", "0-9"], "--seeds compares dev scores, but dev is not set"),
         (["--resume", "{text}"], "is not a run folder"),
         (["--resume", "{text}", "--seed", "3"], "omit RECIPE and its keys"),
         (["--corpus", "{text}", "simcse"], "RECIPE comes before its keys: cloze fit RECIPE --corpus"),
@@ -268,7 +268,7 @@ def test_what_can_be_known_is_known_before_the_model_is_loaded(
     rows.write_text("a,b\nA dog.,\n", encoding="utf-8")
     for words, message in (
         (["--corpus", rows, "--columns", "a", "b", "c"], "no column"),
-        (["--corpus", rows, "--columns", "a", "b"], "no sentence is left"),
+        (["--corpus", rows, "--columns", "a", "b"], "no sentences remain"),
         (["--corpus", text, "--batch-size", "1000000"], "batch"),
         (["--corpus", text, "--dev", "gone.csv"], r"gone\.csv"),
         (["--corpus", text, "--learning-rat", "1"], "learning-rat"),
@@ -295,7 +295,7 @@ def test_a_disk_without_room_is_refused_before_training(
     assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path / "run")])) == 2
     message = capsys.readouterr().err
     assert "run will take up to" in message
-    assert "its disk has 0.00 GB for it; free space, or choose another --out" in message
+    assert "its disk has only 0.00 GB for it; free space, or choose another --out" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -360,7 +360,10 @@ def test_what_a_full_disk_raises_is_explained(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _disk(monkeypatch, free=[10**12, 0])
-    with pytest.raises(RunError, match=r"its disk has 0\.00 GB for it; free space"), Run(tmp_path).space_for(10**9):
+    with (
+        pytest.raises(RunError, match=r"its disk has only 0\.00 GB for it; free space"),
+        Run(tmp_path).space_for(10**9),
+    ):
         raise error
 
 
@@ -393,8 +396,8 @@ def test_torch_says_of_a_full_disk_what_is_expected_of_it(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("recipe", "advice"),
     [
-        ("simcse", "write a lower batch_size or a lower mini_batch_size"),
-        ("mlm", "write a lower batch_size or a higher accumulation_steps"),
+        ("simcse", "choose a lower batch_size or a lower mini_batch_size"),
+        ("mlm", "choose a lower batch_size or a higher accumulation_steps"),
     ],
 )
 @pytest.mark.parametrize("rehearsed", [False, True])

@@ -69,7 +69,7 @@ def test_the_command_writes_a_corpus_that_can_be_read(
     mine.main([str(encoder), "--pairs", str(pairs), "--out", str(out), *options])
     columns = ["sent0", "sent1", "negative1", "negative2"]
     rows = list(read_corpus([str(out)], columns).rows)
-    assert f"next: --corpus {out} --columns {' '.join(columns)}" in capsys.readouterr().err
+    assert f"next: cloze fit RECIPE --corpus {out} --columns {' '.join(columns)}" in capsys.readouterr().err
     embed = SentenceEncoder.load(str(encoder)).embed
     positives = list(dict.fromkeys(positive for _, positive in PAIRS))
     own = {text: {positive for other, positive in PAIRS if other == text} for text, _ in PAIRS}
@@ -101,7 +101,7 @@ def test_errors_are_one_line(tmp_path: Path, tiny_bert: Path, capsys: pytest.Cap
     SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean").save(encoder)
     for words, message in (
         (["--pairs", str(pairs), "--out", str(tmp_path / "mined.txt")], "must end in .csv, .tsv, .jsonl"),
-        (["--pairs", str(pairs), "--out", str(tmp_path / "no" / "mined.csv")], "is not a folder; make it first"),
+        (["--pairs", str(pairs), "--out", str(tmp_path / "no" / "mined.csv")], "is not a folder; create it first"),
         (
             ["--pairs", str(pairs), "--out", str(tmp_path / "m.csv"), "--negatives", "8"],
             "lower --margin or --negatives",
@@ -134,6 +134,6 @@ def test_the_pairs_are_not_written_over(tmp_path: Path) -> None:
     words = ["cloze-mini", "--pairs", str(pairs)]
     other = write(tmp_path / "other.csv", [("a", "b")])
     for more in ([], ["--corpus", str(tmp_path / "*.csv"), "--pairs", str(other)]):
-        with pytest.raises(CorpusError, match=r"pairs\.csv is to be written, and is one of the files that are read"):
+        with pytest.raises(CorpusError, match=r"pairs\.csv would overwrite one of the files that are read"):
             mine.main([*words, "--out", str(pairs), *more])
     assert pairs.read_bytes() == before

@@ -176,10 +176,10 @@ def test_no_query_is_a_phrase_of_the_evaluation_data(corpus: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sentences", "100000"], r"the corpus has too few sentences: .*[\d,]+ sentence could not be made; add text"),
-        (["--single-texts", "5"], "--single-texts is 5, and --singles does not name their file; add it"),
+        (["--sentences", "100000"], r"the corpus has too few sentences: .*[\d,]+ sentence are missing; add text"),
+        (["--single-texts", "5"], "--single-texts is 5, but --singles does not name their file; add --singles"),
         (["--single-texts", "5", "--singles", __file__], "cannot tell the format from its name"),
-        (["--held-out-queries", "21"], "--held-out-queries is 21 and --held-out 20; each query needs a passage"),
+        (["--held-out-queries", "21"], "--held-out-queries is 21, but --held-out is 20; each query needs a passage"),
         (["--exclude", "nowhere"], "--exclude nowhere does not exist; give a file or a folder"),
     ],
 )

@@ -134,10 +134,10 @@ def test_what_cannot_be_weighed_is_one_line(
     joined = model_of(tmp_path / "joined", tiny_bert, "bert", ("mean", "max"))
     out = tmp_path / "out"
     cases = {
-        f"{joined}' joins the poolings": [str(joined)],
-        f"{dense} has layers behind its pooling, which a run cannot hold": [str(dense)],
-        f"{library} reads its vector by cls; only the tokens of a mean have weights": [str(library)],
-        f"{masked} reads its vector by mask; only the tokens of a mean have weights": [str(masked)],
+        f"{joined}' concatenates the poolings": [str(joined)],
+        f"{dense} has layers after its pooling, which a run cannot include": [str(dense)],
+        f"{library} has cls pooling, but token weights need mean pooling": [str(library)],
+        f"{masked} has mask pooling, but token weights need mean pooling": [str(masked)],
         "is not an empty folder; choose another --out": [str(run), "--out", str(run / "model")],
         "nowhere is not a folder": ["./nowhere"],
         "no-file.txt": [str(run), "--corpus", "no-file.txt"],

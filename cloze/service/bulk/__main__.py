@@ -129,7 +129,7 @@ def _check(options: BulkOptions) -> int:
     bundle, source, output = _checked(options)
     former = output.manifest()
     if former is None:
-        raise OptionError(f"{options.out} has no job; start it without --check")
+        raise OptionError(f"{options.out} has no job to check; start one without --check")
     local = options.model_copy(update={"server": ""})  # nothing is embedded
     vectors = _vectors(options) | {"precision": _precision(local, bundle, former)}
     output.check_same(former, _manifest(bundle, source, vectors))
@@ -142,7 +142,7 @@ def _check(options: BulkOptions) -> int:
         source.parts(file, numbers.__contains__) for file, numbers in enumerate(complete_numbers)
     )
     missing = sum(len(part.table) + len(part.failures) for part in parts)
-    print(f"{counts.rows} rows have vectors, {counts.failed} have none for good, {missing} are still to be embedded")
+    print(f"{counts.rows} rows have vectors, {counts.failed} failed permanently, {missing} are still to be embedded")
     return INCOMPLETE if missing else SOME_FAILED if counts.failed else 0
 
 
@@ -158,7 +158,7 @@ def _checked(options: BulkOptions) -> "tuple[Bundle, Source, Output]":
     from cloze.service.bulk.source import Source
 
     if options.key_file and not options.server:
-        raise OptionError("key_file is the key of a server; give --server, or leave it out")
+        raise OptionError("--key-file is used only with --server; give --server, or omit --key-file")
     bundle = Bundle.load(options.bundle)
     bundle.check_dimensions(options.dimensions)
     check_chunks(options.chunk_tokens, bundle.encoder_of(options.prompt_name))
@@ -195,7 +195,7 @@ def _report(out: str, counts: "Counts", earlier: "Counts", seconds: float, engin
         f"{counts.rows / max(seconds, 1e-9):.0f} rows/s; starting Ray and its workers took {engine:.1f} s"
     )
     if earlier.rows or earlier.failed:
-        print(f"{earlier.rows} rows had their vectors from an earlier start")
+        print(f"{earlier.rows} rows already had vectors from an earlier start")
     if failed := earlier.failed + counts.failed:
         print(f"{failed} rows have no vector; {out}/errors says which, and why")
         return SOME_FAILED
@@ -210,7 +210,7 @@ def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | No
     if options.server:
         served = Remote(options.server, _key(options), bundle).precision
         if options.precision not in ("auto", served):
-            raise OptionError(f"precision is {options.precision}, and {options.server} runs {served}; leave it out")
+            raise OptionError(f"precision is {options.precision}, but {options.server} runs {served}; omit --precision")
         return served
     if options.precision != "auto":
         return _on_cuda(bundle, [options.precision]) if options.worker_gpus else options.precision
@@ -230,8 +230,8 @@ def _on_cuda(bundle: Bundle, choices: Sequence[Precision]) -> Precision:
         if precision in choices:
             return precision
     raise OptionError(
-        f"--worker-gpus: CUDA has no kernel for the products of {', '.join(choices)}; make a bundle in fp16 and embed "
-        f"with that: `cloze export {bundle.path} OUT --precision fp16`"
+        f"--worker-gpus: CUDA has no kernel for the matrix products of {', '.join(choices)}; make a bundle in fp16 and "
+        f"embed with it: `cloze export {bundle.path} OUT --precision fp16`"
     )
 
 

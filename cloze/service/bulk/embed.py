@@ -224,7 +224,9 @@ class Embed:
 def check_chunks(tokens: int | None, encoder: TextEncoder) -> None:
     """Raise OptionError if chunks of `tokens` do not fit into the template."""
     if tokens is not None and not (least := least_tokens(encoder)) <= tokens <= encoder.text_tokens:
-        raise OptionError(f"chunk_tokens is {tokens}; {least} to {encoder.text_tokens} tokens fit into the template")
+        raise OptionError(
+            f"chunk_tokens is {tokens}; write {least} to {encoder.text_tokens}, which fit into the template"
+        )
 
 
 def check_columns(schema: pa.Schema, text_column: str) -> None:

@@ -78,7 +78,7 @@ def connection(address: str | None) -> Iterator[None]:
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="error", **local)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        advice = "; a cluster that was started with a token needs RAY_AUTH_MODE=token here" if address else ""
+        advice = "; if the cluster was started with a token, set RAY_AUTH_MODE=token here" if address else ""
         raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}{advice}") from error
     try:
         yield

@@ -72,7 +72,7 @@ class Output:
                 filesystem, root = fs.FileSystem.from_uri(location)
                 return cls(filesystem, root, rows_per_part)
         except (OSError, pa.ArrowException, ValueError) as error:
-            raise OutputError(f"{location} cannot be used: {error}") from error
+            raise OutputError(f"{location} cannot be used: {error}; choose another folder") from error
         return cls(fs.LocalFileSystem(), abspath(location), rows_per_part)
 
     def manifest(self) -> dict[str, Any] | None:
@@ -104,7 +104,9 @@ class Output:
             partial = [info.path for info in inside if info.path.endswith(PARTIAL)]
             if former is None:
                 if {info.path for info in inside} - {*partial, f"{self.root}/{LOCK}"}:
-                    raise OptionError(f"{self.root} is not empty and not the output of a job; choose another folder")
+                    raise OptionError(
+                        f"{self.root} is not empty, and is not the output of a job; choose another folder"
+                    )
                 self._replace(f"{self.root}/{MANIFEST}", json.dumps(manifest, indent=2).encode() + b"\n")
             for path in partial:
                 with suppress(FileNotFoundError):  # a worker of a killed job may just have finished it
@@ -117,8 +119,8 @@ class Output:
         for key, value in json.loads(json.dumps(manifest)).items():
             if former.get(key) != value:
                 raise OptionError(
-                    f"{self.root} was begun with {key} {former.get(key)!r:.300}, and now it is {value!r:.300}; choose "
-                    "another folder, or give the options of its first job"
+                    f"{self.root} was started with {key} {former.get(key)!r:.300}, but {key} is now {value!r:.300}; "
+                    "choose another folder, or give the options of the first job"
                 )
 
     def finished(self) -> dict[tuple[int, int], Counts]:
@@ -154,7 +156,7 @@ class Output:
             self._write(f"vectors/{path}", good.drop_columns(["error"]).replace_schema_metadata(metadata))
         except OSError as error:
             raise OutputError(
-                f"{self.root} cannot be written: {error}; the complete parts are kept: make room, and start again"
+                f"{self.root} cannot be written: {error}; the complete parts are kept: free space, and start again"
             ) from error
         return counts
 

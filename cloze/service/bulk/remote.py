@@ -94,7 +94,8 @@ class Remote:
             raise RemoteError(f"{self.url} cannot be reached ({error}); {RESUME} when it answers") from error
         if (precision := self._served(self._facts(response))) != self.precision:
             raise RemoteError(
-                f"{self.url} runs {precision} now, and ran {self.precision} before; {RESUME} when it does"
+                f"{self.url} now runs {precision}, but ran {self.precision} before; {RESUME} when it runs "
+                f"{self.precision}"
             )
 
     def _healthy(self) -> bool:
@@ -115,7 +116,7 @@ class Remote:
             _ = info["model_sha"], info["embedding_space"], info["max_input_length"], int(info["max_client_batch_size"])
         except (ValueError, KeyError, TypeError) as error:
             raise OptionError(
-                f"{self.url}/info answered {response.status}: {_reason(response)}; give the address, and the key, of a "
+                f"{self.url}/info answered {response.status}: {_reason(response)}; give the address and the key of a "
                 "service of Cloze"
             ) from error
         return info
@@ -126,9 +127,9 @@ class Remote:
         precisions = [each for each in bundle.precisions if spec.files[GRAPHS[each]] == info["model_sha"]]
         if not precisions or (info["embedding_space"], info["max_input_length"]) != (spec.space, spec.max_tokens):
             raise OptionError(
-                f"{self.url} serves another model or graph than {bundle.path}: space {info['embedding_space']}, at "
-                f"most {info['max_input_length']} tokens, and the bundle has {spec.space} and {spec.max_tokens}; give "
-                "the bundle that is served, and serve it without a bridge"
+                f"{self.url} does not serve the model and graph of {bundle.path}: its vector space is "
+                f"{info['embedding_space']} and its limit {info['max_input_length']} tokens, but the bundle has "
+                f"{spec.space} and {spec.max_tokens}; give the bundle that is served, and serve it without a bridge"
             )
         if self._prompt_name is None and info["template"]["text"] != spec.template:
             raise OptionError(

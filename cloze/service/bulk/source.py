@@ -99,13 +99,15 @@ class Source:
         filesystem, files = _find(location, out)
         found = next(filter(None, (_columns(filesystem, file.path) for file in files)), None)
         if found is None:
-            raise SourceError(f"{location} has no rows")
+            raise SourceError(f"{location} has no rows; name a file, a folder or a pattern with texts")
         names, schema_of = found
         wanted = {*(columns or names), text_column, *filter(None, [id_column])}
         if missing := sorted(wanted.difference(names)):
             raise OptionError(f"there is no column {missing[0]!r}; the columns are {', '.join(names)}")
         if id_column is None and "id" in wanted:
-            raise OptionError("the input has a column 'id': write --id-column id, or keep other columns only")
+            raise OptionError(
+                "the input already has a column 'id'; write --id-column id, or name other columns with --columns"
+            )
         schema = schema_of([name for name in names if name in wanted])
         check_columns(schema, text_column)
         _check_parquet(filesystem, [file.path for file in files if _is_parquet(file.path)], schema)
@@ -235,16 +237,16 @@ def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
         resolved = realpath if isinstance(filesystem, fs.LocalFileSystem) else normpath
         files = [info for info in files if not resolved(info.path).startswith(f"{resolved(out)}/")]
     if not files:
-        raise SourceError(f"{location} is not there, or has no files of texts; name a file, a folder or a pattern")
+        raise SourceError(f"{location} does not exist, or has no files of texts; name a file, a folder or a pattern")
     unknown = [info.path for info in files if not _is_known(info.path)]
     if unknown:
         raise SourceError(
-            f"{unknown[0]} is of no known kind; the known endings are {', '.join((PARQUET, *ENDINGS))}, all but the "
-            f"first also with {', '.join(COMPRESSIONS)}"
+            f"{unknown[0]} has an unknown ending; the known ones are {', '.join((PARQUET, *ENDINGS))}, and "
+            f"{', '.join(COMPRESSIONS)} after any of them except {PARQUET}"
         )
     files = sorted((info for info in files if info.size), key=lambda info: info.path)
     if not files:
-        raise SourceError(f"{location} is empty")
+        raise SourceError(f"{location} is empty; name a file, a folder or a pattern with texts")
     root = commonpath([info.path for info in files]) if len(files) > 1 else ""
     names = [relpath(info.path, root) if root else basename(info.path) for info in files]
     return filesystem, tuple(File(info.path, name, info.size) for info, name in zip(files, names, strict=True))
@@ -277,7 +279,7 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     known = [info for info in seen if _is_known(info.path)]
     if others := sorted({info.path for info in seen} - {info.path for info in known}):
         example = relpath(others[0], path)
-        print(f"{location}: {len(others):,} files of no known kind are left out, such as {example}", file=sys.stderr)
+        print(f"{location}: skipped {len(others):,} files with unknown endings, such as {example}", file=sys.stderr)
     return filesystem, known
 
 
@@ -313,7 +315,7 @@ def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[
             schema = pq.read_schema(raw).remove_metadata()
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
         if twice is not None:
-            raise SourceError(f"{path} has two columns of the name {twice!r}; rename one of them")
+            raise SourceError(f"{path} has two columns named {twice!r}; rename one of them")
         return schema.names, lambda names: pa.schema([schema.field(name) for name in names])
     rows = _sample(filesystem, path)
     if not rows:
@@ -330,7 +332,7 @@ def _sample(filesystem: fs.FileSystem, path: str) -> list[tuple[int, dict[str, A
     records = [(line, row) for line, row in rows if not isinstance(row, str)]
     if rows and not records:
         (line, reason), *_ = rows
-        raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows; line {line}: {reason}")
+        raise SourceError(f"{path}: none of the first {SAMPLE} rows can be read; line {line}: {reason}")
     return records
 
 
@@ -363,7 +365,9 @@ def _as_in(schema: pa.Schema, table: pa.Table) -> pa.Table:
 
 def _other_columns(path: str, field: pa.Field, other: pa.DataType | None = None) -> SourceError:
     has = f"has {other} in the column" if other is not None else "does not have the column"
-    return SourceError(f"{path} {has} {field.name!r}, of {field.type} in the files before it; embed it by itself")
+    return SourceError(
+        f"{path} {has} {field.name!r}, which is {field.type} in the files before it; embed it in a separate job"
+    )
 
 
 @contextmanager
@@ -389,20 +393,25 @@ def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
     column_type = _common([value for _, value in kept])
     if column_type is not None and _depth(column_type) > DEEPEST:
         raise SourceError(
-            f"{path}: the column {name!r} is nested more than {DEEPEST} deep; name the columns to keep with --columns"
+            f"{path}: the column {name!r} is nested more than {DEEPEST} levels deep; name the columns to keep "
+            "with --columns"
         )
     if column_type is None:
         ends = (end for end in range(1, len(kept)) if _common([value for _, value in kept[: end + 1]]) is None)
         end = next(ends, 0)
         line, value = kept[end]
-        why = "does not fit the rows before" if end else "no column of a parquet file can hold; write it as text"
+        why = (
+            "differs in type from the rows before it; write one type"
+            if end
+            else "parquet cannot store; write it as text"
+        )
         raise SourceError(
             f"{path}, line {line}: the column {name!r} is {value!r:.100}, which {why}, or name the columns to keep "
             "with --columns"
         )
     if _has_empty_struct(column_type):
         raise SourceError(
-            f"{path}: the column {name!r} holds empty objects, which a parquet file cannot; name the columns to keep "
+            f"{path}: the column {name!r} holds empty objects, which parquet cannot store; name the columns to keep "
             "with --columns"
         )
     return _texts_for_null(column_type)

@@ -48,7 +48,9 @@ class Keys(dict[bytes, Client]):
                 raise OptionError(f"{label} is the same as another key; remove it, or give the client its own")
             position = f"key-{len(keys) + 1}"
             if not name and position in names:
-                raise OptionError(f"{label} has no name, and another key has its name, {position}; name it")
+                raise OptionError(
+                    f"{label} has no name, and another key already has its default name, {position}; give it a name"
+                )
             keys[digest] = Client(name or position, priority)
         return keys
 
@@ -119,7 +121,9 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str, Priority]]:
     try:
         lines = file.read_text("utf-8-sig").splitlines()
     except OSError as error:
-        raise OptionError(f"cannot read the API keys in {file}: {error.strerror}") from error
+        raise OptionError(
+            f"the API keys in {file} cannot be read ({error.strerror}); check the path and its permissions"
+        ) from error
     except UnicodeDecodeError:
         raise OptionError(f"{file} is not UTF-8 text; write one API key per line") from None  # the error shows the keys
     keys = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
@@ -139,7 +143,7 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str, Priority]]:
 
 def _check(label: str, name: str, key: str) -> None:
     if name and not NAME.fullmatch(name):
-        raise OptionError(f"{label}: its name may have 1 to 64 letters, digits, '.', '_' and '-'")
+        raise OptionError(f"{label}: its name is not valid; write 1 to 64 letters, digits, '.', '_' and '-'")
     if not VISIBLE.fullmatch(key):
         raise OptionError(f"{label} contains a character that is not visible ASCII; a header cannot carry it")
     if len(key) < SHORTEST:

@@ -100,18 +100,18 @@ def _meaning(model: Model, calibrated: bool, parts: list[Part]) -> Callable[[Arr
     curve = model.calibration and model.calibration.curves.get(model.session.precision)
     if not curve and model.bridge and CALIBRATION_FILE in model.bundle.spec.files:
         raise ValidationFailed(
-            f"the calibration of model {model.name} does not fit the vectors that its bridge gives; leave calibrated "
-            "out, or serve the model without --bridge"
+            f"the calibration of model {model.name} does not fit the vectors that its bridge gives; omit calibrated, "
+            "or serve the model without --bridge"
         )
     if not curve:
         raise ValidationFailed(
-            f"calibrated is true, and model {model.name} has no calibration of its {model.session.precision} graph; "
-            "leave it out, or add one to the bundle with `cloze calibrate`"
+            f"calibrated is true, but model {model.name} has no calibration of its {model.session.precision} graph; "
+            "omit calibrated, or add one to the bundle with `cloze calibrate`"
         )
     if template := next((part.template for part in parts if part.template is not None), None):
         raise ValidationFailed(
-            f"calibrated is true, and texts are put into the template {template!r}; the calibration of model "
-            f"{model.name} is of texts in its own template: leave calibrated out"
+            f"calibrated is true, but the texts use the template {template!r}; the calibration of model "
+            f"{model.name} holds only for its own template: omit calibrated"
         )
     return curve
 

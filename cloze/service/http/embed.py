@@ -115,7 +115,7 @@ async def _cut(
             room -= len(part_chunks[-1])
             if room < 0:
                 raise ValidationFailed(
-                    f"the texts have more than {limit} chunks, the most in one request; send fewer texts, or raise "
+                    f"the texts make more than {limit} chunks, the limit of a request; send fewer texts, or raise "
                     "chunk.tokens"
                 )
         return part_chunks
@@ -134,7 +134,7 @@ def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:
     if tokens > encoder.text_tokens:
         raise ValidationFailed(f"chunk.tokens is {tokens}; at most {encoder.text_tokens} fit into the template")
     if tokens < (least := least_tokens(encoder)):
-        raise ValidationFailed(f"chunk.tokens is {tokens}; at least {least}, with the bundle's period, are needed")
+        raise ValidationFailed(f"chunk.tokens is {tokens}; at least {least} are needed, a final period included")
     if chunking.overlap > tokens // 2:
         raise ValidationFailed(f"chunk.overlap is {chunking.overlap}; at most half of the {tokens} tokens is allowed")
     return tokens

@@ -298,9 +298,11 @@ class _Exchange:
 
 def _too_late(seconds: float, *, body: bool) -> Exception:
     if body:
-        return RequestTimeout(f"the request's body did not arrive within {seconds:g} seconds, the limit")
+        return RequestTimeout(
+            f"the request's body did not arrive within {seconds:g} s, the limit; send fewer texts at a time"
+        )
     return DeadlineExceeded(
-        f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
+        f"the request was not answered within {seconds:g} s, its time limit; send fewer texts, or send it later"
     )
 
 
@@ -322,5 +324,5 @@ def _deadline(scope: Scope, limit: float) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise ValidationFailed(f"the header x-request-timeout is {header!r:.50}; write seconds, more than 0")
+        raise ValidationFailed(f"the header x-request-timeout is {header!r:.50}; write a number of seconds above 0")
     return min(seconds, limit)

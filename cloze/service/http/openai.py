@@ -129,7 +129,7 @@ async def one_model(
     model: Annotated[str, Path(description="Name of a model, as listed by /v1/models")], context: Context
 ) -> ModelCard:
     if not model:
-        raise ModelNotFound("the path ends in a slash and names no model; ask for /v1/models, which lists them")
+        raise ModelNotFound("the path ends in a slash and does not name a model; GET /v1/models lists the models")
     with lease(context, model) as leased:
         return _card(model, leased, context.record.template)
 

@@ -19,8 +19,8 @@ from cloze.service.routes import PREDICT
 
 MAX_PREDICTIONS: Final = 2**18  # per response; a million JSON objects take 300 MB
 OWN: Final = (
-    "a head is learnt from vectors of the model's own template, so none can be chosen: leave out prompt_name, and name "
-    "the model itself"
+    "a head works only with vectors of the model's own template: omit prompt_name, and name the model itself, not an "
+    "alias with a template"
 )
 
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])

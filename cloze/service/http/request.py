@@ -99,7 +99,7 @@ def lease(context: RequestContext, *names: str | None) -> Model:
     context.record.model, context.record.template = model.name, template
     if others := [spaces for spaces in context.spaces if model.space not in spaces]:
         raise OtherSpace(
-            f"model {model.name} has the vector space {model.space}, the request expects "
+            f"model {model.name} has the vector space {model.space}, but the request expects "
             f"{', '.join(sorted(others[0])):.200}; the vectors of two spaces cannot be compared: embed the "
             "stored texts again, or serve the model that they were embedded with",
             model.space,
@@ -117,7 +117,7 @@ def named_template(context: RequestContext, model: Model, name: str | None) -> s
     if name in model.bundle.named:
         return name
     names = ", ".join(model.bundle.named) or "none"
-    message = f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {names}"
+    message = f"prompt_name is {name!r:.200}; the named templates of model {model.name} are: {names}"
     raise ValidationFailed(message, "prompt_name")
 
 

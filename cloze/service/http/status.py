@@ -126,4 +126,4 @@ async def reload(context: Context) -> Reloaded:
     try:
         return await context.services.models.reload()
     except ClozeError as error:
-        raise ReloadFailed(f"nothing has changed: {error}") from error
+        raise ReloadFailed(f"the reload failed, and nothing has changed: {error}") from error

@@ -32,8 +32,8 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
         size = sum(map(len, texts)) + encoder.template_tokens * len(texts) * special
         if size > MAX_TOKENIZE_CHARACTERS:
             raise ValidationFailed(
-                f"{size} characters and tokens of the template in one request; at most {MAX_TOKENIZE_CHARACTERS} are "
-                "tokenised: split it"
+                f"the texts and their templates have {size} characters and tokens; at most {MAX_TOKENIZE_CHARACTERS} "
+                "are allowed in a request: split it"
             )
 
         def explain() -> bytes:

@@ -191,9 +191,9 @@ class Admission:
             return
         remaining = self._rate.seconds(self._unfinished, self._work())
         seconds = max(1, math.ceil(min(LONGEST, remaining)))
-        whom = " for bulk requests" if bulk else " for a client that has some in flight" if known else ""
+        whom = " for bulk requests" if bulk else " for a client that already has some in flight" if known else ""
         raise Overloaded(
-            f"{in_flight.total} {in_flight.unit} are in flight and the request brings {amount}; the limit is "
+            f"{in_flight.total} {in_flight.unit} are in flight and the request adds {amount}; the limit is "
             f"{limit}{whom}; send it again in {seconds} s",
             retry_after=seconds,
         )

@@ -239,8 +239,8 @@ class Batcher(Generic[Item, Result]):
             if waited <= self.max_age:
                 break
             if request.untouched:
-                message = f"the request waited {waited:.1f} s for a batch, at most {self.max_age:g} s are allowed"
-                self._fail(request, DeadlineExceeded(f"{message}; send it again later, or in smaller requests"))
+                message = f"the request waited {waited:.1f} s for a batch; the limit is {self.max_age:g} s"
+                self._fail(request, DeadlineExceeded(f"{message}: send it again later, or in smaller requests"))
 
     async def _attempt(self, batch: list[_Piece[Item, Result]]) -> None:
         batch = [piece for piece in batch if not piece.request.future.done()]  # the others have no caller left

@@ -67,7 +67,7 @@ class Health:
         if self.stopping:
             raise Unavailable("the service is stopping; send requests to another instance")
         if self._stalled:
-            raise Unavailable(f"a batch has run for {self.busy_for():.0f} s, the limit is {self.stall_seconds:g} s")
+            raise Unavailable(f"a batch has run for {self.busy_for():.0f} s; the limit is {self.stall_seconds:g} s")
         for name, error in self.background.failing.items():
             raise Unavailable(f"the background task {name} fails: {error!r}; see the log")
         for served in [model] if model else self.models:
@@ -92,7 +92,7 @@ class Health:
             except Exception as error:  # the thread continues; `look` gets the same error, and readiness shows it
                 if logged != repr(error):
                     logged = repr(error)
-                    logger.exception("the watch failed")
+                    logger.exception("the health watch failed")
 
     def judge(self) -> None:
         """End a process that cannot recover. The time for which it was frozen does not count."""

@@ -124,7 +124,10 @@ class Model:
         if bridge:
             width, self.dimension = bridge.matrix.shape
             if width != spec.dimension:
-                raise BridgeError(f"the bridge takes {width} dimensions, and {bundle.path} has {spec.dimension}")
+                raise BridgeError(
+                    f"the bridge takes {width} dimensions, but {bundle.path} has {spec.dimension}; make a bridge for "
+                    "it with `cloze bridge OLD NEW OUT`"
+                )
             self.space = bridge.about.old
         self.session = session = Session.load(
             bundle,

@@ -108,7 +108,7 @@ class Models:
         model = served.get(requested[0] if requested else self.default)
         if model is None:
             available = ", ".join((*served, *aliases))
-            raise ModelNotFound(f"no model {requested[0]!r:.200} is served; there are {available}")
+            raise ModelNotFound(f"no model {requested[0]!r:.200} is served; the served models are {available}")
         return model, next(iter(templates), None)
 
     async def stop(self) -> None:
@@ -182,7 +182,7 @@ class Models:
         except TimeoutError as error:
             path = argument.path if isinstance(argument, Bundle) else argument
             raise SessionError(
-                f"{path} was not loaded and warmed up in {self._limit:g} s, the limit of three times stall_seconds; "
+                f"{path} was not loaded and warmed up within {self._limit:g} s, which is three times stall_seconds; "
                 "try it with `cloze serve --check`, or raise stall_seconds"
             ) from error
 
@@ -237,7 +237,7 @@ def _has_spec(folder: Path) -> bool:
     try:
         return (folder / SPEC_FILE).is_file()
     except PermissionError:
-        logger.warning("%s cannot be read and is left out", folder)
+        logger.warning("skipped %s, which cannot be read", folder)
         return False
 
 
@@ -259,7 +259,7 @@ def _check_bridge(bridge: Bridge | None, bundles: list[Bundle]) -> None:
         spaces = ", ".join(f"{bundle.name} {bundle.spec.space}" for bundle in bundles)
         raise BridgeError(
             f"the bridge leads from space {bridge.about.new} to {bridge.about.old}, but the models have {spaces}; "
-            "make one with `cloze bridge OLD NEW OUT`, or leave it out"
+            "make one with `cloze bridge OLD NEW OUT`, or serve without a bridge"
         )
 
 
@@ -272,14 +272,14 @@ def _target(words: str, names: Container[str]) -> Target:
 def _check_names(settings: Settings, bundles: Mapping[str, Bundle]) -> None:
     listed = ", ".join(bundles)
     if settings.model and settings.model not in bundles:
-        raise OptionError(f"model is {settings.model!r}, but {settings.bundle} has {listed}")
+        raise OptionError(f"model is {settings.model!r}, but {settings.bundle} has {listed}; name one of these")
     for alias, words in settings.aliases.items():
         name, template = _target(words, bundles)
         if name not in bundles:
-            raise OptionError(f"alias is {alias}={words}, but {settings.bundle} has {listed}")
+            raise OptionError(f"alias is {alias}={words}, but {settings.bundle} has {listed}; name one of these")
         if template is not None and template not in bundles[name].named:
             templates = ", ".join(bundles[name].named) or "none"
-            raise OptionError(f"alias is {alias}={words}; the templates that model {name} names are: {templates}")
+            raise OptionError(f"alias is {alias}={words}; the named templates of model {name} are: {templates}")
         if alias in bundles:
             raise OptionError(
                 f"alias is {alias}={words}, but {settings.bundle} has a model {alias}; choose another name"

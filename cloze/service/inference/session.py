@@ -217,7 +217,7 @@ def fastest(
     chosen = sessions[int(speeds.argmax())]
     ratios = ", ".join(f"{session.precision} {speed:.2f}" for session, speed in zip(sessions, speeds, strict=True))
     logger.info(
-        "model %s: relative speeds on this machine: %s; precision=auto takes %s", name, ratios, chosen.precision
+        "model %s: relative speeds on this machine: %s; precision=auto chooses %s", name, ratios, chosen.precision
     )
     return chosen
 
@@ -272,7 +272,9 @@ def _measured(session: Session, bundle: Bundle, sample: int) -> BatchSizes:
             f"{error.__cause__ or error}; free its memory, raise gpu_mem_limit if it is set, lower max_batch_tokens, "
             "or choose the provider cpu"
         ) from error
-    logger.info("model %s: the overhead of a batch is worth %d tokens here", bundle.name, sizes.padding)
+    logger.info(
+        "model %s: on this machine, the overhead of a batch equals the cost of %d tokens", bundle.name, sizes.padding
+    )
     return sizes
 
 
@@ -300,14 +302,14 @@ def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
     offered = ort.get_available_providers()
     if PROFILES["cuda"].name not in offered:
         raise _NotOnCUDA(
-            f"provider is cuda, and this ONNX Runtime has no CUDA (it offers {', '.join(offered)}); install "
+            f"provider is cuda, but this ONNX Runtime has no CUDA (it offers {', '.join(offered)}); install "
             "the extra `gpu`, or choose the provider auto or cpu"
         )
     if not set(choices) & set(PROFILES["cuda"].precisions):
         precisions = ", ".join(choices or bundle.precisions)
         raise _NotOnCUDA(
-            f"{bundle.path}: CUDA has no kernel for the products of {precisions}; make a bundle in fp16 and serve "
-            f"that: `cloze export {bundle.path} OUT --precision fp16`"
+            f"{bundle.path}: CUDA has no kernel for the matrix products of {precisions}; make a bundle in fp16 and "
+            f"serve it: `cloze export {bundle.path} OUT --precision fp16`"
         )
 
 
@@ -336,7 +338,7 @@ def _open(
                 "the bundle again"
             ) from error
         if any(words in str(error) for words in NO_DEVICE):
-            raise _NotOnCUDA(f"CUDA is installed and finds no device ({error}); check `nvidia-smi`") from error
+            raise _NotOnCUDA(f"CUDA is installed but finds no device ({error}); check `nvidia-smi`") from error
         raise SessionError(
             f"{path} cannot be loaded on the GPU: {error}; free its memory, raise gpu_mem_limit if it is set, check "
             "the versions of driver, CUDA and cuDNN, or choose the provider cpu"
@@ -344,7 +346,7 @@ def _open(
     session.disable_fallback()
     if session.get_providers()[0] != profile.name:
         raise _NotOnCUDA(
-            "CUDA is installed and cannot be started: its libraries or the driver are missing; install the extra `gpu` "
+            "CUDA is installed but cannot be started: its libraries or the driver are missing; install the extra `gpu` "
             "where there is an NVIDIA driver, or choose the provider auto or cpu"
         )
     if provider == "cuda":
@@ -394,32 +396,36 @@ def _check(session: ort.InferenceSession, bundle: Bundle, precision: Precision) 
     path, dimension = bundle.graph(precision), bundle.spec.dimension
     inputs = {node.name: (node.type, len(node.shape)) for node in session.get_inputs()}
     if inputs != dict.fromkeys(INPUTS, ("tensor(int64)", 2)):
-        raise SessionError(f"{path} takes {inputs}, not {', '.join(INPUTS)} as int64 (batch, length); export it again")
+        raise SessionError(
+            f"{path} has the inputs {inputs}, not {', '.join(INPUTS)} as int64 (batch, length); export the bundle again"
+        )
     outputs = {node.name: (node.type, node.shape) for node in session.get_outputs()}
     output_type, shape = outputs.get(OUTPUT, ("", []))
     width = shape[1] if len(shape) == 2 else dimension  # a name or None if the graph leaves it open
     if output_type != "tensor(float)" or (isinstance(width, int) and width != dimension):
-        raise SessionError(f"{path} gives {outputs}, not {OUTPUT} as float32 (batch, {dimension}); export it again")
+        raise SessionError(
+            f"{path} has the outputs {outputs}, not {OUTPUT} as float32 (batch, {dimension}); export the bundle again"
+        )
 
 
 def _check_canaries(session: Session, bundle: Bundle) -> None:
     """Check that the graph gives the vectors that it gave when it was exported."""
     canaries = bundle.canaries
     if canaries is None:
-        logger.warning(
-            "model %s: the bundle is of an older format and has no canary texts; export it again", bundle.name
-        )
+        logger.warning("model %s: the bundle has an older format without canary texts; export it again", bundle.name)
         return
     encoder, precision = bundle.text_encoder, session.precision
     *short, longest = [tokens.ids for tokens in encoder.encode(canaries.texts)]  # in one batch, most would be padding
     try:
         vectors = np.concatenate([session.run(encoder.pad(part)) for part in (short, [longest]) if part])
     except BackendFailed as error:
-        raise SessionError(f"{bundle.graph(precision)} fails on a canary text: {error.__cause__ or error}") from error
+        raise SessionError(
+            f"{bundle.graph(precision)} fails on a canary text: {error.__cause__ or error}; export the bundle again"
+        ) from error
     difference, text = canaries.difference(precision, vectors)
     if not difference <= TOLERANCES[precision]:
         raise SessionError(
             f"{bundle.graph(precision)} no longer gives the vectors that it was exported with: they differ by "
-            f"{difference:.1e} for the text {text[:40]!r}, at most {TOLERANCES[precision]:.0e} is allowed. The file "
-            "was altered, or this machine computes it wrongly: restore the bundle or export it again"
+            f"{difference:.1e} for the text {text[:40]!r}; at most {TOLERANCES[precision]:.0e} is allowed. The "
+            "file was altered, or this machine computes it wrongly: restore the bundle or export it again"
         )

@@ -34,7 +34,7 @@ def share_threads(total: int) -> Threads:
     one thread's work, and at the end of each the threads wait for the slowest. Raises OptionError.
     """
     if total < 0:
-        raise OptionError(f"threads is {total}; write 0 for all available CPUs, or a number above it")
+        raise OptionError(f"threads is {total}; write 0 for all available CPUs, or a number above 0")
     total = total or available_cpus()
     per_batch = min(MAX_THREADS_PER_BATCH, max(1, total // 2))
     return Threads(total // per_batch, per_batch)

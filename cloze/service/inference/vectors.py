@@ -111,8 +111,8 @@ def _check(vectors: Array, format: Format) -> None:
     largest = float(np.abs(vectors).max(initial=0)) if format == "float16" else 0.0
     if largest > FLOAT16_MAX:
         raise ValidationFailed(
-            f"the largest value is {largest:g} and float16 ends at {FLOAT16_MAX}: ask for normalised vectors, or for "
-            "float or base64",
+            f"the largest value is {largest:g}, and float16 holds at most {FLOAT16_MAX}: ask for normalised vectors, "
+            "or for float or base64",
             "encoding_format",
         )
 

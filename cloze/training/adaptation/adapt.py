@@ -78,8 +78,8 @@ def adapt(
     parent = load_parent(encoder)
     if parent.token_weights is not None:
         raise EncoderError(
-            f"{encoder} came from cloze weigh, and a mean of weights cannot hold what it added; give the encoder that "
-            "was weighed, and weigh the result"
+            f"{encoder} came from cloze weigh, and a mean of weights cannot include its token weights; give the "
+            "encoder that was weighed, and weigh the result"
         )
     _warn_of_language(parent, judged.documents)
     run.make()
@@ -162,7 +162,7 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
         return result
     if len(everything) <= MOST_FOR_GROWTH:
         (learnt, held_out), half = parts[0], parts[0][0][::2]
-        console.print(f"a round with {len(half)} of these queries, for what more of them bring")
+        console.print(f"a round with {len(half)} of these queries, to estimate what more queries would add")
         half_scores = _scores(
             rounds.train("half", half, everything, held_out.queries), held_out, result.share, rounds.parent
         )
@@ -190,7 +190,7 @@ def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements,
     queries = make_queries(documents, queried, seed)
     if len(queries) < FEWEST_QUERIES:
         raise CorpusError(
-            f"of {len(queried)} documents only {len(queries)} have two sentences or more, one of which could be a "
+            f"only {len(queries)} of {len(queried)} documents have two or more sentences, so that one can serve as a "
             "query; give --pairs with queries of your own"
         )
     return queries, queried
@@ -199,7 +199,9 @@ def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements,
 def _without_labels(rounds: Rounds, synthetic: Judgements, queried: Sequence[int]) -> AdaptationResult:
     """One round. Synthetic queries of other documents are held out. A gain that may be chance does not count."""
     sources = sorted({*range(len(synthetic.documents))} - {*queried})
-    console.print(f"one round: queries made of {len(sources):,} documents, {len(synthetic)} of others held out")
+    console.print(
+        f"one round: queries made from {len(sources):,} documents; {len(synthetic)} queries from others are held out"
+    )
     vectors = rounds.vectors.copy()
     shortened = [synthetic.documents[place] for place in queried]  # without the sentences that became queries
     vectors[queried] = rounds.embedded(DOCUMENT, shortened)
@@ -242,17 +244,19 @@ def _source(paths: Sequence[str], texts: Sequence[str]) -> Source:
 def _judgements(pairs: Path | None, documents: Sequence[Document], columns: Sequence[str]) -> Judgements:
     """Raises CorpusError if there are too few queries or documents."""
     if pairs is None and not documents:
-        raise CorpusError("nothing to learn from; give --documents, and --pairs with queries and what answers them")
+        raise CorpusError(
+            "nothing to learn from; give --documents, and --pairs with queries and the documents that answer them"
+        )
     texts = list(dict.fromkeys(document.text for document in documents))
     judged = Judgements([], texts, []) if pairs is None else read_pairs(pairs, documents, columns)
     if pairs is not None and (count := len(judged.spellings())) < FEWEST_QUERIES:
         raise CorpusError(
-            f"{pairs} has {count} queries with a document that answers them, of which a part has to be held out; "
-            f"give {FEWEST_QUERIES} or more, better a hundred, or leave out --pairs"
+            f"{pairs} has {count} queries with a document that answers them, too few to hold some out; give "
+            f"{FEWEST_QUERIES} or more, better a hundred, or omit --pairs"
         )
     if len(judged.documents) < FEWEST_DOCUMENTS:
         raise CorpusError(
-            f"{len(judged.documents)} documents are too few to tell one ranking from another; give "
+            f"{len(judged.documents)} documents are too few to compare rankings; give "
             f"{FEWEST_DOCUMENTS} or more with --documents"
             + ("; a table of labels has the columns text and label" if pairs and not documents else "")
         )
@@ -270,7 +274,9 @@ def _smaller(judged: Judgements, seed: int) -> Judgements:
     chosen = sorted([*needed, *sampled.tolist()])
     places = {place: number for number, place in enumerate(chosen)}
     grades = [{places[place]: grade for place, grade in by_place.items()} for by_place in judged.grades]
-    console.print(f"documents: {len(chosen):,} of {count:,} are used: those that are judged, and others at random")
+    console.print(
+        f"documents: using {len(chosen):,} of {count:,}: those with judgements, and a random sample of the others"
+    )
     return Judgements(judged.queries, [judged.documents[place] for place in chosen], grades)
 
 
@@ -285,7 +291,9 @@ def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None)
     known = {document.text for document in documents}
     added = [text for text in judged.documents if text not in known] if documents else []
     if added:
-        console.print(f"{len(added):,} documents, or names that none has, are in {pairs.name} alone: {added[0][:100]}")
+        console.print(
+            f"{len(added):,} texts in {pairs.name} are not in --documents and are added to them: {added[0][:100]}"
+        )
     count = sum(len(judged.relevant(query)) for query in range(len(judged)))
     console.print(f"queries: {len(judged):,}, answered by {count:,} documents; such as:")
     for query in range(min(EXAMPLES, len(judged))):
@@ -299,8 +307,8 @@ def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> Non
     tokens = sum(encoder.text_encoder.count(" ".join(of_text)) for of_text in words)
     if tokens > FOREIGN * count:
         console.print(
-            f"warning: a word takes {tokens / count:.1f} tokens of this encoder; text of a language that it was not "
-            "trained on stays hard for it: give --encoder one that knows the language"
+            f"warning: a word takes {tokens / count:.1f} tokens of this encoder, so it was probably not trained on "
+            "this language, and such text stays hard for it; give --encoder one that knows the language"
         )
 
 
@@ -314,17 +322,17 @@ def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) ->
         f"{result.shown:g} of the parent's weights"
     )
     if result.share == 1:
-        console.print(f"that may be chance; {run.model} is {encoder} as it was")
+        console.print(f"this may be chance, so {run.model} is {encoder} unchanged")
     if (growth := result.growth) is not None:
         console.print(
-            f"with half of its queries a round gained {abs(growth):.1f} {'less' if growth > 0 else 'more'}"
+            f"with half of its queries, a round gained {abs(growth):.1f} {'less' if growth > 0 else 'more'}"
             + ("; twice as many should add about as much again" if growth > 0 else "; more would not help much")
         )
     if not labelled:
         helped = "text alone did not help" if result.share == 1 else "real queries help more"
         console.print(
-            f"{helped}: write a query that each document of {run.path / LABEL_FILE} answers, leave out what is worth "
-            "none, and give that file as --pairs"
+            f"{helped}: in {run.path / LABEL_FILE}, write for each document a query that it answers, delete documents "
+            "that need none, and give that file as --pairs"
         )
     console.print(f"finished: {run.model}; next: {run.export_command}")
 

@@ -63,7 +63,9 @@ def read_documents(paths: Sequence[Path], columns: Sequence[str] = ()) -> list[D
     Hidden files are skipped. A text with several names is a document for each of them. Raises CorpusError.
     """
     if columns and all(path.is_dir() or path.suffix.lower() in TEXT_FILES for path in paths):
-        raise CorpusError("--document-columns names columns of tables, and there is no table in --documents")
+        raise CorpusError(
+            "--document-columns names columns of tables, but --documents has no table; omit it, or give a table"
+        )
     documents = dict.fromkeys(chain.from_iterable(_read(path, columns) for path in paths))
     if not documents:
         raise CorpusError(
@@ -80,8 +82,8 @@ def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> s
     if missing or not (columns or set(chosen) - set(titled)):
         lacking = missing or [TEXTS[0]]
         raise CorpusError(
-            f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name those of text with "
-            f"--document-columns, and call that of ids {NAMES[1]}"
+            f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name the text columns "
+            f"with --document-columns, and call the column of ids {NAMES[1]}"
         )
     if nested := [column for column in chosen if isinstance(record[column], dict | list | bytes)]:
         raise CorpusError(f"{location}: {nested[0]} is {record[nested[0]]!s:.60}; write a text")
@@ -94,11 +96,13 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
         files = files_below(path)
         texts = [file for file in files if file.suffix.lower() in TEXT_FILES]
         if not texts:
-            raise CorpusError(f"{path} has no file {', '.join(TEXT_FILES)}; name tables ({', '.join(TABLES)}) as files")
+            raise CorpusError(
+                f"{path} has no {', '.join(TEXT_FILES)} files; name tables ({', '.join(TABLES)}) as files"
+            )
         if others := sorted(set(files) - set(texts)):
             console.print(
-                f"{path}: {len(others):,} files are left out, such as {others[0].relative_to(path)}; read are "
-                f"{', '.join(TEXT_FILES)}, and tables that are named themselves"
+                f"{path}: skipped {len(others):,} files, such as {others[0].relative_to(path)}; in a folder, only "
+                f"{', '.join(TEXT_FILES)} are read, so name tables as files"
             )
         yield from _of_files({file.relative_to(path).as_posix(): file for file in texts}, path)
     elif not path.is_file():

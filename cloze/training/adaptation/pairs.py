@@ -79,7 +79,7 @@ def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str]
     """The queries that some document answers, and all documents. Raises CorpusError."""
     if path.is_dir():
         if columns:
-            raise CorpusError(f"{path} is a folder in BEIR's layout, whose names are known; leave out --columns")
+            raise CorpusError(f"{path} is a folder in BEIR's layout, which has fixed column names; omit --columns")
         collection = load_collection(path, "train")
         grades = [
             {place: float(grade or -1) for place, grade in relevance.items()} for relevance in collection.relevance
@@ -89,7 +89,7 @@ def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str]
         raise CorpusError(f"{path} is not a file or a folder; give a table of pairs, or a folder in BEIR's layout")
     rows = list(read_records(path))
     if not rows:
-        raise CorpusError(f"{path} has no rows")
+        raise CorpusError(f"{path} has no rows; give a table of pairs, or a folder in BEIR's layout")
     kind, names = _kind(rows[0][1], columns, path)
     cells = [(f"{path}, line {number}", _cells(record, names, f"{path}, line {number}")) for number, record in rows]
     if kind == "classes":
@@ -101,7 +101,8 @@ def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str]
 def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[str, tuple[str, ...]]:
     if len(columns) == 1:
         raise CorpusError(
-            f"one column, {columns[0]}, makes no pairs; name the query's, the document's, and a score's if any"
+            f"--columns names only {columns[0]}; name the columns of the query and of the document, and of a "
+            "score if there is one"
         )
     if columns:  # in a pair, the column that is named first is the query
         known = ((kind, names) for kind, choices in KINDS.items() for names in choices if set(names) == set(columns))
@@ -113,14 +114,14 @@ def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[s
                 return kind, names
     raise CorpusError(
         f"{path} has the columns {', '.join(map(str, record))}; give query and document, sentence1, sentence2 and "
-        "label, or text and label; or name the two or three that say so"
+        "label, or text and label; or name two or three columns with --columns"
     )
 
 
 def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[str]:
     missing = [name for name in names if name not in record]
     if missing:
-        raise CorpusError(f"{location}: no column {missing[0]!r}; it has {', '.join(map(str, record))}")
+        raise CorpusError(f"{location}: no column {missing[0]!r}; name one of {', '.join(map(str, record))}")
     if nested := [name for name in names if isinstance(record[name], dict | list | bytes)]:
         raise CorpusError(f"{location}: {nested[0]} is {record[nested[0]]!s:.60}; write one text, in a row of its own")
     return ["" if record[name] is None else str(record[name]).strip() for name in names]
@@ -146,20 +147,20 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
     places = {text: place for place, text in enumerate(texts)}
     answered = {query: by_text for query, by_text in graded.items() if any(grade > 0 for grade in by_text.values())}
     if unknown:
-        problem = f"{path} names documents that are not there, such as {min(unknown)!r}"
+        problem = f"{path} names documents that are not in --documents, such as {min(unknown)!r}"
         if not answered:
             raise CorpusError(
                 f"{problem}; the documents have names such as {documents[0].name!r}: write these, or the texts"
             )
         rows = sum(answer in unknown for _, answer, _ in judged)
-        console.print(f"{problem}: rows with such names ({rows:,}) are left out")
+        console.print(f"{problem}: skipped {rows:,} rows with such names")
     if long := [answer for answer, of_name in named.items() if len(of_name) > MANY_PASSAGES]:
         console.print(
             f"{path} names {len(long):,} files of more than {MANY_PASSAGES} passages, such as {long[0]!r}: each of "
             "these counts as an answer; write the text of the one that answers"
         )
     if not answered:
-        raise CorpusError(f"{path} has no query with a document that answers it")
+        raise CorpusError(f"{path} has no query with a document that answers it; give pairs with a score above 0")
     grades = [{places[text]: grade for text, grade in by_text.items()} for by_text in answered.values()]
     return Judgements(list(answered), list(texts), grades)
 

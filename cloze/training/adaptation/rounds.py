@@ -161,7 +161,8 @@ def load_parent(encoder: str) -> SentenceEncoder:
     config = own_config(encoder)
     if config is None:
         raise EncoderError(
-            f"nothing says how {encoder!r} is read; train it for sentences first, such as by `cloze fit promptbert`"
+            f"{encoder!r} has no template and pooling of its own; train it for sentences first, such as with "
+            "`cloze fit promptbert`"
         )
     if of_library(encoder):
         refuse_layers_behind(encoder)

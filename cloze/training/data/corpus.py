@@ -128,7 +128,7 @@ def read_corpus(
     corpus.rows = _stored(bar(rows, desc="reading", unit=" rows", unit_scale=True))
     if not corpus.rows:
         raise CorpusError(
-            f"no sentence is left of {', '.join(paths)}: {corpus}; check the files and the limits of words"
+            f"no sentences remain from {', '.join(paths)}: {corpus}; check the files, min_words and max_words"
         )
     if sample is not None and sample < len(corpus.rows):
         places = random.Random(seed).sample(range(len(corpus.rows)), sample)
@@ -225,7 +225,7 @@ def _named_in_utf8(file: Path) -> Path:
 def check_not_read(out: Path, paths: Sequence[str]) -> None:
     """Raises CorpusError if `out` is one of the files of these paths and patterns, or if these have no files."""
     if out.resolve() in [file.resolve() for path in paths for file in files_of(path)]:
-        raise CorpusError(f"{out} is to be written, and is one of the files that are read; name another file")
+        raise CorpusError(f"{out} would overwrite one of the files that are read; name another file")
 
 
 def _stored(rows: Iterable[Row]) -> StoredRows:
@@ -323,7 +323,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
         if twice := [name for name in names if names.count(name) > 1]:
-            raise CorpusError(f"{path} has two columns of the name {twice[0]!r}; rename one of them")
+            raise CorpusError(f"{path} has two columns named {twice[0]!r}; rename one of them")
         read = [field.name for field in file.schema_arrow if not types.is_temporal(field.type)]
         batches = file.iter_batches(columns=read)
         yield from enumerate((record for batch in batches for record in _with_texts(batch).to_pylist()), 1)

@@ -89,8 +89,8 @@ class TeacherVectors:
         missing = np.flatnonzero(self.digests[places] != digests)
         if len(missing):
             raise CorpusError(
-                f"{len(missing):,} of {len(texts):,} texts have no vector of every teacher, the first is "
-                f"{texts[missing[0]][:60]!r}; embed the corpus as it is, with cloze bulk"
+                f"{len(missing):,} of {len(texts):,} texts do not have a vector from every teacher, such as "
+                f"{texts[missing[0]][:60]!r}; embed the unchanged corpus with cloze bulk"
             )
         return places
 
@@ -138,7 +138,8 @@ class _Teacher:
             spaces = {(file.schema_arrow.metadata or {}).get(SPACE, b"").decode() for file in files}
             if len(spaces) > 1:
                 raise CorpusError(
-                    f"{folder} has vectors of several models ({', '.join(sorted(spaces))}); embed it anew"
+                    f"{folder} has vectors of several models ({', '.join(sorted(spaces))}); embed the texts again "
+                    "with one"
                 )
             width = _width(files[0].schema_arrow, column, folder)
             digests, at = np.empty(sum(file.metadata.num_rows for file in files), np.uint64), 0
@@ -185,7 +186,7 @@ def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except (ArrowException, OSError) as error:
-        raise CorpusError(f"{folder} cannot be read ({str(error).splitlines()[0]}); embed it anew") from error
+        raise CorpusError(f"{folder} cannot be read ({str(error).splitlines()[0]}); embed the texts again") from error
 
 
 def _width(schema: Any, column: str, folder: Path) -> int:
@@ -194,11 +195,12 @@ def _width(schema: Any, column: str, folder: Path) -> int:
 
     for name in (column, EMBEDDING):
         if name not in schema.names:
-            raise CorpusError(f"{folder} has no column {name!r}; it has {', '.join(schema.names)}")
+            raise CorpusError(f"{folder} has no column {name!r}; name one of {', '.join(schema.names)}")
     embedding_type = schema.field(EMBEDDING).type
     if not types.is_fixed_size_list(embedding_type) or types.is_uint8(embedding_type.value_type):
         raise CorpusError(
-            f"{folder} has vectors of type {embedding_type}; embed it with --dtype float32, float16 or int8"
+            f"{folder} has vectors of type {embedding_type}; embed the texts again with --dtype float32, "
+            "float16 or int8"
         )
     return int(embedding_type.list_size)
 

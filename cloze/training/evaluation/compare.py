@@ -163,14 +163,18 @@ def compare(options: CompareOptions) -> None:
     tasks: list[Task] = []
     if all(map(_is_file, options.models)):
         if given := [name for name in ("suite", "data", *OWN) if name in options.model_fields_set]:
-            raise RunError(f"--{given[0]} says what models are scored on, and files have their figures; leave it out")
+            raise RunError(
+                f"--{given[0]} chooses the data to score models on, but files have their scores already; omit it"
+            )
     elif not all(_is_file(model) for model in options.models):
         if without := [name for name in options.suite if name in NOT_COMPARED]:
-            raise RunError(f"an interval needs figures of many items, which {without[0]} does not have: use evaluate")
+            raise RunError(
+                f"the suite {without[0]} has no scores of single items to compare; score it with cloze evaluate"
+            )
         tasks = load_suites(options.data, options.suite, options.own)
     files = {model: _read(Path(model)) for model in options.models if _is_file(model)}
     if options.out and options.out.resolve() in [Path(file).resolve() for file in files]:
-        raise RunError(f"{options.out} is to be written, and is one of the files that are read; name another file")
+        raise RunError(f"{options.out} would overwrite one of the files that are read; name another file")
     models = [model for model in options.models if model not in files]
     for model in models:
         applicable_options(model, options)  # so that a wrong name is found before other models are scored
@@ -219,9 +223,7 @@ def _read(file: Path) -> dict[str, list[Score]]:
                 raise ValueError(f"items of {score.task} that this Cloze cannot compare")
             scores.setdefault(name, []).append(score)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{file} cannot be read as the figures of evaluate --json ({error!r}); write it again"
-        ) from error
+        raise RunError(f"{file} cannot be read as the scores of evaluate --json ({error!r}); write it again") from error
     return scores
 
 

@@ -75,8 +75,8 @@ def fit_curve(cosines: Numbers, gold: Numbers, wanted_precision: float | None = 
     """
     if np.corrcoef(cosines, gold)[0, 1] < -2 / np.sqrt(len(gold)):
         raise CorpusError(
-            "pairs with higher judgements have lower cosines; check that a high judgement means alike, and "
-            "that the model suits the text"
+            "pairs with higher judgements have lower cosines; check that a high judgement means "
+            "similar texts, and that the model suits the text"
         )
     scale = gold.min(), np.ptp(gold)
     targets = gold

@@ -60,7 +60,7 @@ class DevData:
             dev_set.metric if metrics[dev_set.metric] == 1 else f"{dev_set.name}_{dev_set.metric}" for dev_set in loaded
         ]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise CorpusError(f"dev has two sets whose figure is called {twice[0]}; give one of them another name")
+            raise CorpusError(f"dev has two sets named {twice[0]}; rename one of them")
         return cls(dict(zip(names, loaded, strict=True)))
 
     def chooser(self, choice: str) -> str:

@@ -29,12 +29,12 @@ def evaluate(options: EvaluateOptions) -> None:
     # Loaded before scoring: if the bundle is replaced meanwhile, the scores are not written to the new bundle's card.
     bundle = load_to_change(options.path) if options.card else None
     if options.beside and not options.card and not options.report:
-        raise RunError("--beside is for the model card and the report; give --card or --report too")
+        raise RunError("--beside is used only in the model card and the report; give --card or --report too")
     others, measured_on = dict[str, dict[str, float]](), dict[str, str]()
     for file in options.beside:
         written, their_machines = _written_figures(file)
         if twice := written.keys() & others.keys():
-            raise RunError(f"{file} has {min(twice)}, as another file of --beside does; leave one of them out")
+            raise RunError(f"{file} has {min(twice)}, which another file of --beside has too; omit one of the files")
         others |= written
         measured_on |= their_machines
     tasks = load_suites(options.data, options.suite, options.own)  # first: reading is quick and may fail
@@ -50,7 +50,7 @@ def evaluate(options: EvaluateOptions) -> None:
         _write(options.out, options.path, scores)
     if options.report:
         write_report(options.report, options.path, scores, model_figures, others, measured_on)
-        print(f"{options.report / 'report.html'} has the report")
+        print(f"wrote the report to {options.report / 'report.html'}")
 
 
 def _write(file: Path, path: str, scores: dict[str, list[Score]]) -> None:

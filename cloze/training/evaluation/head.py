@@ -37,7 +37,7 @@ class HeadOptions(Options):
     @model_validator(mode="after")
     def _one_task(self) -> Self:
         if (self.train is None) != self.remove:
-            raise ValueError("give either --train, to learn the head, or --remove")
+            raise ValueError("give either --train, to learn the head, or --remove, to delete it")
         return self
 
 

@@ -36,7 +36,7 @@ def columns_of(path: Path) -> set[str]:
         raise CorpusError(f"{path} is not a file; give a .csv, .tsv, .jsonl or .parquet file")
     for _, record in read_records(path):
         return set(record)
-    raise CorpusError(f"{path} has no rows")
+    raise CorpusError(f"{path} has no rows; give a file that has some")
 
 
 def load_duplicates(path: Path) -> Pairs:
@@ -44,7 +44,9 @@ def load_duplicates(path: Path) -> Pairs:
     pairs = Pairs([], [], [])
     for where, (left, right, label) in _cells(path, ("sentence1", "sentence2", "label")):
         if label.lower() not in TRUTH:
-            raise CorpusError(f"{where}: label {label!r} is neither 1 nor 0; write 1 for pairs of the same meaning")
+            raise CorpusError(
+                f"{where}: label {label!r} is neither 1 nor 0; write 1 for pairs with the same meaning, 0 for others"
+            )
         pairs.left.append(left)
         pairs.right.append(right)
         pairs.gold.append(TRUTH[label.lower()])
@@ -59,7 +61,7 @@ def load_triplets(path: Path) -> Triplets:
     names = next((names for names in TRIPLETS if set(names) <= columns), TRIPLETS[0])
     triplets = [(anchor, positive, negative) for _, (anchor, positive, negative) in _cells(path, names)]
     if len(triplets) < 2:
-        raise CorpusError(f"{path} has one triplet, whose accuracy is 0 or 100; give more")
+        raise CorpusError(f"{path} has one triplet, so its accuracy can only be 0 or 100; give more")
     return triplets
 
 
@@ -86,8 +88,8 @@ def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
     rarest = min(counts, key=counts.__getitem__)
     if len(counts) < 2 or counts[rarest] < minimum:
         raise CorpusError(
-            f"{path} has {len(counts)} labels, of which {rarest!r} has {counts[rarest]} texts; give two labels or more "
-            f"with {minimum} texts each"
+            f"{path} has {len(counts)} labels, and the rarest, {rarest!r}, has {counts[rarest]} texts; give two labels "
+            f"or more, with {minimum} texts each"
         )
     return [text for text, _ in rows], [label for _, label in rows]
 

@@ -56,7 +56,7 @@ def check_grade(grade: float, where: str) -> None:
     """Raises CorpusError for a number that is too large for a grade."""
     if abs(grade) > LARGEST_GRADE:
         raise CorpusError(
-            f"{where}: score {grade:.12g} is not a grade, of which {LARGEST_GRADE} is the largest; write 1 for a "
+            f"{where}: score {grade:.12g} is not a grade: the largest is {LARGEST_GRADE}; write 1 for a "
             "document that answers the query"
         )
 
@@ -133,7 +133,7 @@ def _records(path: Path) -> dict[str, dict[str, Any]]:
         record_id = _text(record, "_id", where)
         if record_id in records:
             raise CorpusError(
-                f"{where}: the id {record_id!r} is that of another line too; give each text an id of its own"
+                f"{where}: the id {record_id!r} also occurs in another line; give each text an id of its own"
             )
         _text(record, "text", where)
         records[record_id] = record
@@ -161,7 +161,7 @@ def _grades(folder: Path, split: str, documents: Container[str], queries: Contai
         try:
             grade = int(score)
         except ValueError as error:
-            raise CorpusError(f"{where}: score {score!r} is not a whole number") from error
+            raise CorpusError(f"{where}: score {score!r} is not a whole number; write one such as 1") from error
         check_grade(grade, where)
         grades.setdefault(query, {})[document] = grade
     if others and not grades:
@@ -170,7 +170,7 @@ def _grades(folder: Path, split: str, documents: Container[str], queries: Contai
             f"{path} judges no query of {folder / 'queries.jsonl'} (it has {other!r}); give both the same ids"
         )
     if others:
-        print(f"left out: queries.jsonl lacks {len(others)} of the queries that {path} judges", file=sys.stderr)
+        print(f"skipped {len(others)} queries that {path} judges but queries.jsonl lacks", file=sys.stderr)
     return grades
 
 

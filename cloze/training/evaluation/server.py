@@ -89,7 +89,10 @@ class ServerEncoder:
                 inputs = [texts[row] for row in rows]
                 vectors = self._request(client, "POST", "/embed", {"inputs": inputs} | options)
                 if not isinstance(vectors, list) or len(vectors) != len(rows):
-                    raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
+                    raise ServerError(
+                        f"{self.url}/embed did not return a vector for each of {len(rows)} texts; is it an embedding "
+                        "server?"
+                    )
                 for row, vector in zip(rows, vectors, strict=True):
                     embeddings[row] = vector
         try:
@@ -98,7 +101,7 @@ class ServerEncoder:
             array = np.empty(0, dtype=np.float32)
         if len(texts) and (array.ndim != 2 or not np.isfinite(array).all()):
             raise ServerError(
-                f"{self.url}/embed did not answer with lists of numbers, all of one length; is it an embedding server?"
+                f"{self.url}/embed did not return lists of numbers of one length; is it an embedding server?"
             )
         return array
 
@@ -132,7 +135,7 @@ class ServerEncoder:
         try:
             return response.json()
         except ValueError as error:
-            raise ServerError(f"{self.url}{route} did not answer with JSON; is it an embedding server?") from error
+            raise ServerError(f"{self.url}{route} did not return JSON; is it an embedding server?") from error
 
 
 def client_of(url: str, headers: dict[str, str], transport: httpx.BaseTransport | None = None) -> httpx.Client:
@@ -150,7 +153,9 @@ def client_of(url: str, headers: dict[str, str], transport: httpx.BaseTransport 
         )
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
         names = " ".join(f"{name}={value}" for name, value in _environment().items())
-        raise ServerError(f"{url} cannot be asked: {error}; the environment has {names or 'no proxy'}") from error
+        raise ServerError(
+            f"requests to {url} fail: {error}; check the proxy in the environment: {names or 'there is none'}"
+        ) from error
 
 
 def unreachable(url: str, error: httpx.TransportError) -> str:
@@ -158,7 +163,7 @@ def unreachable(url: str, error: httpx.TransportError) -> str:
     if isinstance(error, httpx.UnsupportedProtocol):
         return f"{url} is not an address ({error}); write http://HOST:PORT"
     used = {} if _on_this_machine(url) else _environment()
-    proxy = "".join(f", or mend {name}={value}" for name, value in used.items() if "proxy" in name.lower())
+    proxy = "".join(f", or correct {name}={value}" for name, value in used.items() if "proxy" in name.lower())
     return f"{url} cannot be reached ({error}); start the server first{proxy}"
 
 

@@ -105,7 +105,7 @@ def load_pairs(path: str | Path) -> Pairs:
         raise CorpusError(f"{path} has no pairs; give one with the columns {', '.join(COLUMNS)}")
     if len(set(pairs.gold)) == 1:
         raise CorpusError(
-            f"{path} has only the score {pairs.gold[0]:g}, which ranks nothing; give pairs with several scores"
+            f"{path} has only the score {pairs.gold[0]:g}, so there is nothing to rank; give pairs with several scores"
         )
     return pairs
 
@@ -180,7 +180,10 @@ def load_semeval(folder: str | Path) -> dict[str, Pairs]:
     parts = {name: _part(Path(folder), name) for name in names}
     for name, pairs in parts.items():
         if len(set(pairs.gold)) < 2:
-            raise CorpusError(f"{folder}/STS.gs.{name}.txt has fewer than two different scores, which rank nothing")
+            raise CorpusError(
+                f"{folder}/STS.gs.{name}.txt has fewer than two different scores, so there is nothing to rank; get the "
+                "folder again"
+            )
     return parts
 
 
@@ -206,7 +209,7 @@ def _load(downstream: Path, task: str) -> dict[str, Pairs]:
 def _hold_count(path: Path, pairs: Pairs, name: str, count: int) -> None:
     if len(pairs) != count:
         raise CorpusError(
-            f"{path} holds {len(pairs)} scored pairs, {name} has {count}; the figures would not compare: "
+            f"{path} has {len(pairs)} scored pairs, but {name} has {count}, so scores would not be comparable: "
             "get SentEval's data again"
         )
 
@@ -222,8 +225,8 @@ def _part(folder: Path, part: str) -> Pairs:
         scores.pop()
     if len(scores) != len(texts):
         raise CorpusError(
-            f"{golds} has {len(scores)} lines, {inputs} has {len(texts)}; a line of one belongs to the same line of "
-            "the other: get the folder again"
+            f"{golds} has {len(scores)} lines, but {inputs} has {len(texts)}; the lines of the two files belong "
+            "together: get the folder again"
         )
     pairs = Pairs([], [], [])
     for number, (line, score) in enumerate(zip(texts, scores, strict=True), 1):

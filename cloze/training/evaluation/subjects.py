@@ -48,7 +48,7 @@ def _model(path: str, options: ModelOptions) -> Subject:
     templates = _changes(options, SEARCH_TEMPLATES)
     if options.top_k:
         if templates:
-            raise RunError(f"--top-k has one template for all texts; leave out {_flags(templates)}")
+            raise RunError(f"--top-k uses one template for all texts; omit {_flags(templates)}")
         return _words(folder, options.top_k, changes)
     if _changes(options, CONFIG_OPTIONS).keys() <= {"max_tokens"} and _as_it_is(path):
         encoder = load_sentence_transformer(path, CHECKED, options.max_tokens)
@@ -108,7 +108,7 @@ def _words(folder: str, k: int, changes: Mapping[str, Any]) -> Subject:
 def _torch(encoder: SentenceEncoder, templates: Mapping[str, str]) -> Subject:
     """`templates` replace, by option, the encoder's own templates for search queries and documents."""
     if templates and encoder.continuous is not None:
-        raise RunError(f"{_flags(templates)}: this model's template is trained; leave the option out")
+        raise RunError(f"{_flags(templates)} cannot replace this model's template, which is trained; omit the option")
     queries, documents = (
         encoder.within(templates[option]) if option in templates else encoder.named(name)
         for option, name in zip(SEARCH_TEMPLATES, SEARCH_NAMES, strict=True)

@@ -42,7 +42,9 @@ def read_definitions(path: Path) -> list[Example]:
         cells = [record.get(name) for name in Example._fields]
         if not all(isinstance(cell, str) and cell.strip() for cell in cells):
             columns = ", ".join(map(str, record))
-            raise CorpusError(f"{path}, line {number}: needs a word and a definition, its columns are {columns}")
+            raise CorpusError(
+                f"{path}, line {number}: a word and a definition are required, but its columns are {columns}; add them"
+            )
         examples.append(Example(*(" ".join(str(cell).split()) for cell in cells)))
     if not examples:
         raise CorpusError(f"{path} has no definitions; write the columns word and definition")

@@ -261,7 +261,7 @@ def score_tasks(
     if obstacles and not tasks:
         raise RunError(obstacles[0])
     for reason in obstacles:
-        print(f"left out: {reason}", file=sys.stderr)
+        print(f"skipped: {reason}", file=sys.stderr)
     scores: list[Score] = []
     remembering = subject.remembering()
     for task in bar(tasks, desc=subject.name, unit=" tasks"):

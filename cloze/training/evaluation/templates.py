@@ -64,7 +64,9 @@ class Scorer:
 
     def __init__(self, encoder: SentenceEncoder, pairs: Pairs, denoise: bool = False) -> None:
         if encoder.tokenizer.mask_token_id is None:
-            raise EncoderError("the encoder's tokenizer has no mask token for mask pooling; choose another encoder")
+            raise EncoderError(
+                "the encoder's tokenizer has no mask token, which mask pooling requires; choose another encoder"
+            )
         self.encoder = encoder
         self.pairs = pairs
         self.denoise = denoise
@@ -153,7 +155,7 @@ def _write(t5: str, definitions: Path, options: TemplateOptions, scorer: Scorer)
     written = writer.write(used, options.count)
     usable = {template: score for template, score in written.items() if scorer.takes(template)}
     if not usable:
-        raise EncoderError(f"{t5} wrote no template that can be used; raise --count, or give another T5")
+        raise EncoderError(f"{t5} did not write a usable template; raise --count, or give another T5")
     return usable
 
 

@@ -142,9 +142,11 @@ class Server:
         try:
             vectors = np.array(route.read(response.json()), dtype=np.float32)
         except (KeyError, TypeError, ValueError) as error:
-            raise ServerError(f"{where} did not answer with vectors; choose another --api") from error
+            raise ServerError(f"{where} did not return vectors; choose another --api") from error
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
-            raise ServerError(f"{where} answered {len(texts)} texts with an array of shape {vectors.shape}")
+            raise ServerError(
+                f"{where} returned an array of shape {vectors.shape} for {len(texts)} texts; choose another --api"
+            )
         return vectors
 
 
@@ -182,7 +184,7 @@ def checks(server: Server, reference: Reference, threshold: float) -> list[Check
     sent, expected = server.embed(PLAIN), reference.embed(PLAIN)
     width, right = sent.shape[1], expected.shape[1]
     if width != right:
-        return [Check("dimensions", False, f"{width}, the model has {right}")]
+        return [Check("dimensions", False, f"{width}, but the model has {right}")]
     cosine = _least_cosine(sent, expected)
     rows = [
         Check("dimensions", True, str(width)),
@@ -226,9 +228,9 @@ def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, 
         if cosine > best:
             best, nearest = cosine, name
     if unchanged >= QUANTISED and not nearest:
-        return f"the model itself, less precisely, as with quantised weights: pass --least-cosine {QUANTISED}"
+        return f"the model itself with less precision, as from quantised weights: pass --least-cosine {QUANTISED}"
     known = f"; the nearest is the model {nearest} ({best:.3f})" if nearest else ""
-    return f"none of the variants that are known{known}: is it another model?"
+    return f"no known variant of the model{known}: is it another model?"
 
 
 def _lengths_one(sent: NDArray[np.float32], reference: Reference) -> Check:
@@ -238,7 +240,7 @@ def _lengths_one(sent: NDArray[np.float32], reference: Reference) -> Check:
         return Check("length 1", True, "every vector is normalised")
     extent = f"lengths of {lengths.min():.3g} to {lengths.max():.3g}"
     if reference.normalises:
-        return Check("length 1", False, f"{extent}, and the model normalises")
+        return Check("length 1", False, f"{extent}, but the model normalises")
     return Check("length 1", None, f"{extent}: normalise them, or compare by cosine, not by dot product")
 
 
@@ -264,7 +266,7 @@ def _special(server: Server, reference: Reference, threshold: float) -> Check:
         return Check("[MASK] in a text", False, f"is refused: {error}")
     if cosine >= threshold:
         return Check("[MASK] in a text", True, "is read as the model reads it")
-    return Check("[MASK] in a text", None, f"is read in another way, as words or as the token (cosine {cosine:.3f})")
+    return Check("[MASK] in a text", None, f"is read differently, as words or as the token (cosine {cosine:.3f})")
 
 
 def _truncation(server: Server, reference: Reference, threshold: float) -> Check:
@@ -272,7 +274,7 @@ def _truncation(server: Server, reference: Reference, threshold: float) -> Check
     try:
         sent = server.embed([LONG])
     except ServerError as error:
-        return Check("a long text", False, f"is refused, and the model truncates it: {error}")
+        return Check("a long text", False, f"is refused, but the model truncates it: {error}")
     cosine = _least_cosine(sent, reference.embed([LONG]))
     if cosine >= threshold:
         return Check("a long text", True, f"is truncated where the model truncates (cosine {cosine:.5f})")
@@ -280,7 +282,7 @@ def _truncation(server: Server, reference: Reference, threshold: float) -> Check
         embed = reference.at_length(length)
         if embed is not None and _least_cosine(sent, embed([LONG])) >= threshold:
             return Check("a long text", False, f"is truncated to {length} tokens (cosine with the model {cosine:.3f})")
-    return Check("a long text", False, f"cosine {cosine:.3f}; it is truncated at another place")
+    return Check("a long text", False, f"cosine {cosine:.3f}; it is truncated elsewhere")
 
 
 def _batches(server: Server, threshold: float) -> Check:

@@ -130,7 +130,9 @@ def export(
     if kind_of(str(run)) == "run" and (warning := Run(run).warning()):
         console.print(warning)
     if kind_of(str(run)) == "bundle" and "fp32" not in Bundle.load(run).precisions:
-        console.print(f"note: the weights are those of the int8 graph of {run}, of 7 bits; those of its run are exact")
+        console.print(
+            f"note: the weights come from the int8 graph of {run} and have 7 bits; export its run for the exact ones"
+        )
 
 
 def _source(run: Path) -> tuple[Path, dict[str, Any]]:
@@ -173,8 +175,8 @@ def write_bundle(
             check_words_only(encoder)
         if encoder.continuous is not None and encoder.config.templates:
             raise ExportError(
-                f"trained vectors replace the words of the template, and there are others, for "
-                f"{', '.join(encoder.config.templates)}; train without them"
+                f"trained vectors replace the words of one template, but the encoder also has templates for "
+                f"{', '.join(encoder.config.templates)}; train without these"
             )
         findings, canaries = _graphs(encoder, folder, precisions, tasks, texts, force=options.force)
         Canaries.write(folder, canaries)
@@ -272,7 +274,7 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder,
         console.print("int8: --calibrate TEXTS fits the graph to your own text, which may bring it closer")
     if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
-            f"the fp32 graph differs from torch by {largest:.1e} of the longest vector, the limit is "
+            f"the fp32 graph differs from torch by {largest:.1e} of the longest vector; the limit is "
             f"{LARGEST_DIFFERENCE:.0e}; nothing was written. This is a bug: please report it with the recipe"
         )
     if not isfinite(largest):
@@ -283,8 +285,8 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder,
     floor = LEAST_COSINE.get(precision, -1)
     if not (mean_cosine >= floor or force):
         raise ExportError(
-            f"the {precision} graph has a mean cosine of {mean_cosine:.4f} to the model's own vectors, {floor} is the "
-            f"least; nothing was written. Leave {precision} out of --precision, or give --force"
+            f"the {precision} graph has a mean cosine of {mean_cosine:.4f} to the model's own vectors; at least "
+            f"{floor} is required, so nothing was written. Leave {precision} out of --precision, or give --force"
             + (", or --calibrate TEXTS" if precision == "int8" and not fitted else "")
         )
     return largest
@@ -308,7 +310,7 @@ def _refuse_loss(scores: Mapping[Precision, dict[str, float]]) -> None:
         if not round(before[name] - after[name], 2) <= limit:
             raise ExportError(
                 f"int8 costs {before[name] - after[name]:.2f} points on {name} ({before[name]:.2f} to "
-                f"{after[name]:.2f}), the limit is {limit}; nothing was written. Leave int8 out of --precision"
+                f"{after[name]:.2f}); the limit is {limit}, so nothing was written. Leave int8 out of --precision"
             )
 
 

@@ -87,7 +87,9 @@ def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> M
     except (torch.onnx.OnnxExporterError, ValueError, TypeError) as error:
         model_type = encoder.backbone.config.model_type
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise ExportError(f"a {model_type!r} encoder cannot be traced ({reason}); BERT and RoBERTa can") from error
+        raise ExportError(
+            f"a {model_type!r} encoder cannot be traced ({reason}); choose a BERT or RoBERTa model"
+        ) from error
     finally:
         encoder.train(was_training).to(device)
     assert program is not None, "torch.onnx.export returns a program if dynamo is on. This is a bug."

@@ -69,7 +69,7 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
     """Write the bundle `out`, distilled from the bundle `path` and fitted to texts of `files`. Raises ClozeError."""
     bundle = Bundle.load(path)
     if out.resolve() == bundle.path.resolve():
-        raise OptionError(f"{out} is the encoder's own folder, which would be lost; name another folder")
+        raise OptionError(f"{out} is the encoder's own folder, which would be overwritten; name another folder")
     corpus = read_corpus(files, columns)
     texts = list(dict.fromkeys(row[0] for row in corpus.rows))
     if len(texts) < NEAREST * NEAREST:
@@ -101,7 +101,7 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
         if len(held_out) < NEAREST * NEAREST:  # among so few sentences the nearest ones mean nothing
             measurement = measurement._replace(recall=None)
         _write_rest(folder, out.name, bundle, config, rows, measurement, corpus.sources, parity)
-    console.print(f"{out}: {measurement}, on {len(held_out):,} sentences that were held out")
+    console.print(f"{out}: {measurement}, on {len(held_out):,} held-out sentences")
 
 
 def vocabulary_vectors(encoder: GraphEncoder) -> Floats:

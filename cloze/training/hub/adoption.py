@@ -46,8 +46,8 @@ def refuse_layers_behind(source: str) -> None:
     behind = [module.kind for module in modules_of(model_folder(source), source)[2:] if module.kind != "Normalize"]
     if behind:
         raise EncoderError(
-            f"{source} has layers behind its pooling, which a run cannot hold ({', '.join(behind)}); cloze adopt makes "
-            "a bundle with them"
+            f"{source} has layers after its pooling, which a run cannot include ({', '.join(behind)}); make a bundle "
+            "with `cloze adopt`, which includes them"
         )
 
 

@@ -50,12 +50,16 @@ class PromptedTransformer(InputModule):
         """Return `input_ids` and `attention_mask`, (n, L), and the index of the token to read in each row, (n)."""
         template, prompt = self.config["template"], prompt or ""
         if self.config.get("denoising") and TEXT in prompt and prompt != template:
-            raise ValueError("this model subtracts the vector of its own template, so a prompt cannot be another one")
+            raise ValueError(
+                "this model subtracts the vector of its own template, so a prompt cannot be another template; omit it"
+            )
         template = prompt if TEXT in prompt else template.replace(TEXT, prompt + TEXT)
         prefix, suffix = self._around(template)
         room = self.max_seq_length - len(prefix) - len(suffix)
         if room < 1:
-            raise ValueError(f"template {template!r} leaves no room for a text in {self.max_seq_length} tokens")
+            raise ValueError(
+                f"template {template!r} leaves no room for a text in {self.max_seq_length} tokens; raise max_seq_length"
+            )
         blank = " " if template.partition(TEXT)[0].lstrip()[-1:].isspace() else ""
         encodings = self.words.encode_batch([self._prepare(text, blank) for text in inputs], add_special_tokens=False)
         rows = [torch.tensor(prefix + encoding.ids[:room] + suffix) for encoding in encodings]

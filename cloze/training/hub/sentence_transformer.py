@@ -41,8 +41,8 @@ def check_words_only(encoder: SentenceEncoder) -> None:
     """Raises ExportError for a template of trained vectors."""
     if encoder.continuous is not None:
         raise ExportError(
-            "a continuous template cannot become a sentence-transformers model: its vectors stand at positions of the "
-            "sequence, and the files have a place for words only; export without --sentence-transformers"
+            "a continuous template cannot become a sentence-transformers model: it consists of trained vectors, and "
+            "the files can hold only words; export without --sentence-transformers"
         )
 
 
@@ -107,7 +107,7 @@ def saved_settings(folder: Path) -> dict[str, Any]:
             settings = {"template": TEXT, "pooling": pooling["pooling_mode"]}
             if not pooling.get("include_prompt", True):
                 raise EncoderError(
-                    f"{folder} leaves the prompt's tokens out of its vectors, which did not come from Cloze; {ADOPT}"
+                    f"{folder} excludes the prompt's tokens from its pooling, which did not come from Cloze; {ADOPT}"
                 )
             limit = _read_json(folder / "tokenizer_config.json").get("model_max_length")
             settings["max_tokens"] = _read_json(folder / "sentence_bert_config.json").get("max_seq_length", limit)

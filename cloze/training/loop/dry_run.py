@@ -37,6 +37,6 @@ def dry_run(recipe: Recipe, corpus: Corpus, objective: Objective) -> None:
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()
     console.print(f"memory: {'unknown' if peak is None else f'{peak / 1e9:.2f} GB'}")
     console.print(
-        f"speed: {recipe.batch_size / seconds:.0f} sentences a second; "
+        f"speed: {recipe.batch_size / seconds:.0f} sentences per second; "
         f"{total} steps would take {total * seconds / 60:.0f} minutes"
     )

@@ -49,8 +49,8 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
         read_documents(recipe)
     if recipe.patience is not None and chooser_of(corpus, dev, recipe) is None:
         raise RecipeError(
-            f"patience is {recipe.patience} and counts evaluations, of which there are none; write dev or held_out, or "
-            "remove patience"
+            f"patience is {recipe.patience}, but it counts evaluations, and there are none without dev or held_out; "
+            "write one of these, or remove patience"
         )
     console.print(f"corpus: {corpus}")
     console.print(f"template and pooling: {recipe.template!r}, {recipe.pooling}", highlight=False)
@@ -119,8 +119,9 @@ def check_ranking_devices() -> None:
     count, devices = processes().num_processes, torch.cuda.device_count()
     if max(count, devices) > 1:
         raise RecipeError(
-            "ranking, by which adapt trains too, compares a batch's documents in one process and on one device, and "
-            f"there are {count} and {devices}; start it without torchrun, and with one GPU: CUDA_VISIBLE_DEVICES=0"
+            "the method ranking, which adapt uses too, needs all documents of a batch in one process and on one "
+            f"device, but there are {count} processes and {devices} devices; start it without torchrun, and with one "
+            "GPU: CUDA_VISIBLE_DEVICES=0"
         )
 
 
@@ -137,19 +138,20 @@ def _check_devices(recipe: Recipe) -> None:
     parts = recipe.parts
     if recipe.batch_size % (count * parts):
         raise RecipeError(
-            f"batch_size is {recipe.batch_size} and is split among {count} processes"
+            f"batch_size is {recipe.batch_size}, but it is split among {count} processes"
             f"{f', in {parts} parts each' if parts > 1 else ''}; write a multiple of {count * parts}"
         )
     if count > 1 and recipe.frozen_layers and recipe.frozen_share < 1:
         raise RecipeError(
-            f"frozen_share is {recipe.frozen_share:g}, and {count} processes cannot thaw layers; write 1, or use one"
+            f"frozen_share is {recipe.frozen_share:g}, but {count} processes cannot thaw layers; write 1, or use one "
+            "process"
         )
     if recipe.precision == "tf32" and not is_torch_tf32_available():
         raise RecipeError("precision is 'tf32', which needs an NVIDIA GPU of compute capability 8; write fp32 or bf16")
     if recipe.compile and not torch.cuda.is_available() and shutil.which("c++") is None:
-        raise RecipeError("compile is true, and on a CPU that needs a C++ compiler; install g++, or write false")
+        raise RecipeError("compile is true, which needs a C++ compiler on a CPU; install g++, or write false")
     if recipe.precision == "bf16" and torch.cuda.is_available() and not has_bf16():
-        raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
+        raise RecipeError("precision is 'bf16', which this GPU does not support; write precision = 'fp32'")
 
 
 def _check_trackers(recipe: Recipe) -> None:
@@ -174,8 +176,8 @@ def _read(recipe: Recipe) -> Corpus:
     )
     if isinstance(recipe, ScoredRecipe) and len({row[-1] for row in corpus.rows}) == 1:
         raise CorpusError(
-            f"{', '.join(recipe.corpus)}: every row has the score {corpus.rows[0][-1]}, which ranks nothing; give rows "
-            "with several scores"
+            f"{', '.join(recipe.corpus)}: every row has the score {corpus.rows[0][-1]}, so there is nothing to rank; "
+            "give rows with several scores"
         )
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
@@ -202,11 +204,11 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
         count = full_batches if full_batches >= fewest else count
     elif count > limit:
         raise RecipeError(
-            f"held_out is {count:,} and the corpus has {len(corpus):,} rows, of which a batch of {recipe.batch_size:,} "
-            f"has to stay; write {max(0, limit):,} at most"
+            f"held_out is {count:,}, but the corpus has {len(corpus):,} rows, and a batch of {recipe.batch_size:,} "
+            f"must remain; write {max(0, limit):,} at most"
         )
     if 0 < count < minimum:
-        raise RecipeError(f"held_out is {count} and a loss needs {minimum} rows or more; raise it, or write 0")
+        raise RecipeError(f"held_out is {count}, but a loss needs {minimum} rows or more; raise it, or write 0")
     if not count:
         return corpus
     whole = isinstance(recipe, RankingRecipe)
@@ -215,7 +217,7 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
         if recipe.held_out is None:
             return corpus
         raise RecipeError(
-            f"held_out is {count}, and a query is held out with all its rows, which are more; raise it, or write 0"
+            f"held_out is {count}, but a query is held out with all its rows, and these are more; raise it, or write 0"
         )
     if len(remaining) >= recipe.batch_size:
         return remaining
@@ -266,7 +268,7 @@ def _keep_fitting_templates(encoder: SentenceEncoder) -> None:
         try:
             Template.parse(template, encoder.config.pooling)
         except TemplateError as error:
-            console.print(f"the parent's template {name!r} is left out: {error}")
+            console.print(f"skipped the parent's template {name!r}: {error}")
         else:
             fitting[name] = template
     encoder.reconfigure(encoder.config.model_copy(update={"templates": fitting}))

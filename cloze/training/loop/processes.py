@@ -71,6 +71,6 @@ def check_shared(folder: Path) -> None:
     if not all(seen):
         unseeing = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
         raise RunError(
-            f"{folder} is not the same folder for all processes (not for rank {unseeing}); "
+            f"{folder} is not the same folder for all processes (rank {unseeing} does not see it); "
             "choose an --out on a file system that all nodes share"
         )

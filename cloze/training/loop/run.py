@@ -95,8 +95,8 @@ def _chosen(run: Run) -> str:
     return (
         f" (step {provenance['best_step']} of {provenance['steps']}, {provenance['chosen_by']} {score:.4g}; "
         f"before training {provenance['before_training']:.4g}"
-        + ("" if own is None else f"; the encoder as it is served by itself {own:.4g}")
-        + ("" if distance is None else f"; cosine to the teacher on texts held out {1 - distance:.4f}")
+        + ("" if own is None else f"; the encoder with its own template and pooling {own:.4g}")
+        + ("" if distance is None else f"; cosine to the teacher on held-out texts {1 - distance:.4f}")
         + ")"
     )
 
@@ -211,7 +211,7 @@ def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool
             if processes().is_main_process:
                 run.log({"step": 0, PARENT: parent_figures[0]})
             figures = ", ".join(f"{name} {value:.4g}" for name, value in (parent_figures[0] or {}).items())
-            console.print(f"the encoder as it is served by itself: {figures}")
+            console.print(f"the encoder with its own template and pooling: {figures}")
     broadcast_object_list(parent_figures)
     return parent_figures[0]
 
@@ -275,7 +275,7 @@ def _check_weights(objective: Objective) -> None:
     broken = [name for name, weight in objective.named_parameters() if not weight.isfinite().all()]
     if broken:
         raise RunError(
-            f"after training {len(broken)} weights are not finite, {broken[0]} among them; "
+            f"after training, {len(broken)} weights are not finite, such as {broken[0]}; "
             "lower learning_rate, or use precision = 'fp32'"
         )
 

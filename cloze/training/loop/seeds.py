@@ -28,7 +28,7 @@ def parse_seeds(words: Sequence[str]) -> list[int]:
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise RecipeError(f"--seeds {word}: write whole numbers, 0 1 2, or a range, 0-4")
         if int(last or first) > LARGEST_SEED:
-            raise RecipeError(f"--seeds {word}: a seed is at most {LARGEST_SEED}")
+            raise RecipeError(f"--seeds {word}: a seed is at most {LARGEST_SEED}; write smaller ones")
         seeds += range(int(first), int(last or first) + 1)
     if len(seeds) != len(set(seeds)):
         raise RecipeError(f"--seeds {' '.join(words)} has a seed twice; write each once")
@@ -40,7 +40,7 @@ class SeedRuns:
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int], folder: Path) -> None:
         if not recipe.dev:
-            raise RecipeError("--seeds compares dev scores, and dev is not set; write --dev FILE")
+            raise RecipeError("--seeds compares dev scores, but dev is not set; write --dev FILE")
         self.folder = folder
         self.runs = {seed: Run(folder / f"seed-{seed}") for seed in seeds}
         self._recipe = recipe
@@ -52,7 +52,7 @@ class SeedRuns:
         """Raises RunError if the folder holds anything other than this recipe's runs."""
         others = [path for path in self.folder.glob("*") if path.name != SUMMARY and not path.name.startswith("seed-")]
         if others or self.folder.is_file():
-            raise RunError(f"{self.folder} holds other things than runs of seeds; choose another --out")
+            raise RunError(f"{self.folder} holds files other than runs of seeds; choose another --out")
         for seed, run in self.runs.items():
             Run.same(run.path, self.recipe(seed))
 

@@ -53,14 +53,15 @@ def average_weights(
     for run in runs:
         if Run(run).finished and Run(run).provenance()["recipe"].get("method") == "mlm":
             raise RunError(
-                f"{run} is a run of cloze pretrain; a mean would lose its masked-word head: train it on first"
+                f"{run} is a run of cloze pretrain, and a mean would lose its masked-word head; train it with cloze "
+                "fit first"
             )
     shares = torch.tensor(weights or [1.0] * len(runs), dtype=torch.float64)
     if len(shares) != len(runs):
         raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one per run, or none")
     twice = next((run for place, run in enumerate(runs) if run.resolve() in map(Path.resolve, runs[:place])), None)
     if twice is not None and not weights:
-        raise RunError(f"{twice} is named twice; name each run once, or say with --weights what share each has")
+        raise RunError(f"{twice} is named twice; name each run once, or give the share of each with --weights")
     for run in runs:
         if kind_of(str(run)) != "run":
             raise RunError(f"{run} is not a run; average takes folders that cloze fit wrote")
@@ -75,8 +76,8 @@ def average_weights(
             _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
             if len({digest for each in (runs[0], run) if (digest := Run(each).encoder_digest)}) > 1:
                 raise RunError(
-                    f"{runs[0]} and {run} have different parents of one name, {provenance['parent']!r}; average runs "
-                    "that share one"
+                    f"{runs[0]} and {run} have different parents with the same name, {provenance['parent']!r}; average "
+                    "runs that share one"
                 )
         _refuse_difference(runs[0], run, "embedding configurations", _config_of(encoders[0]), _config_of(encoder))
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
@@ -88,7 +89,7 @@ def average_weights(
     if parent_share:
         ancestor = _parent(source, mean)
         if alone := mean.state_dict().keys() ^ ancestor.state_dict().keys():
-            raise RunError(f"only one of {runs[0]} and {source} has {min(alone)}; average runs without their parent")
+            raise RunError(f"only one of {runs[0]} and its parent {source} has {min(alone)}; omit --parent-share")
         _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
         states.append(ancestor.state_dict())
         parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
@@ -168,7 +169,8 @@ def _shares(recipe: dict[str, Any], share: float, parent: str) -> Iterator[tuple
     parent_share, sizes = recipe["parent_share"], recipe["weights"]
     if parent_share and recipe["encoder"] != parent:
         raise RunError(
-            f"one of the runs is a mean with a share of {recipe['encoder']}, not of {parent}; average its runs"
+            f"one of the runs is a mean that includes {recipe['encoder']}, not {parent}; average the runs that it was "
+            "made from"
         )
     yield None, share * parent_share
     for run, size in zip(recipe["runs"], sizes, strict=True):

@@ -30,7 +30,7 @@ def first_layers(backbone: PreTrainedModel, count: int) -> nn.ModuleList:
     )
     if count and (layers is None or count >= depth):
         raise RecipeError(
-            f"frozen_layers is {count}, and the encoder has {depth if layers else 0} layers of their own weights; "
+            f"frozen_layers is {count}, but the encoder has {depth if layers else 0} layers with weights of their own; "
             f"write {depth - 1 if layers else 0} at most"
         )
     return nn.ModuleList(layers[:count] if layers else [])
@@ -59,8 +59,8 @@ def add_lora(backbone: PreTrainedModel, rank: int, alpha: int) -> None:
     highest = math.ceil(_limit(narrowest)) - 1
     if rank > highest:
         raise RecipeError(
-            f"lora_rank is {rank}; a layer of {narrowest.in_features} by {narrowest.out_features} weights has no more "
-            f"than the matrices of that rank: write {highest} at most, or 0 to train all weights"
+            f"lora_rank is {rank}, and matrices of that rank have at least as many weights as the narrowest layer, "
+            f"{narrowest.in_features} by {narrowest.out_features}; write {highest} at most, or 0 to train all weights"
         )
     backbone.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"), backbone)

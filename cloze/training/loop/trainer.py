@@ -127,7 +127,7 @@ class ObjectiveTrainer(Trainer):
         except torch.OutOfMemoryError as error:
             keys = [words for key, words in LESS_MEMORY.items() if key in type(self.objective.recipe).model_fields]
             reason = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
-            raise RunError(f"{reason}; write {' or '.join(['a lower batch_size', *keys])}") from error
+            raise RunError(f"{reason}; choose {' or '.join(['a lower batch_size', *keys])}") from error
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
         """Train nothing if a resumed run has no step left: the Trainer would train one step before it checks."""
@@ -193,7 +193,7 @@ class ObjectiveTrainer(Trainer):
                 logs[name] = torch.stack([part[name] for part in parts]).mean().item()
             if not math.isfinite(logs["loss"] + logs.get("grad_norm", 0.0)):
                 raise RunError(
-                    f"the loss is {logs['loss']} at step {self.state.global_step}, the gradient's norm "
+                    f"the loss is {logs['loss']} at step {self.state.global_step}, and the gradient's norm is "
                     f"{logs.get('grad_norm')}; lower learning_rate, or use precision = 'fp32'"
                 )
         super().log(logs, start_time)

@@ -30,7 +30,9 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     corpus = read_corpus(paths, columns)
     encoder = _encoder(model) if kind == "encoder" else SentenceEncoder.load(model)
     if encoder.config.pooling != "mean":
-        raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
+        raise RunError(
+            f"{model} has {encoder.config.pooling} pooling, but token weights need mean pooling; choose another model"
+        )
     run.make()
     special = encoder.text_encoder.special.ids
     encoder.token_weights = TokenWeights.of_counts(_counts(encoder, corpus), smoothing, special)

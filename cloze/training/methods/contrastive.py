@@ -43,7 +43,8 @@ def loss_head(encoder: SentenceEncoder, recipe: PairsRecipe) -> nn.Module:
         encoder.head = projection(encoder) if recipe.kept_head == "tanh" else transform(encoder, recipe.encoder)
     elif encoder.head.kind != recipe.kept_head:
         raise RecipeError(
-            f"kept_head is {recipe.kept_head!r} and {recipe.encoder!r} has kept a {encoder.head.kind!r}; write that"
+            f"kept_head is {recipe.kept_head!r}, but the kept head of {recipe.encoder!r} is {encoder.head.kind!r}; "
+            f"write kept_head = {encoder.head.kind!r}"
         )
     return nn.Identity()
 

@@ -286,6 +286,6 @@ def _check_room(encoder: SentenceEncoder, recipe: DiffCSERecipe) -> None:
     longest = recipe.max_tokens + math.ceil(recipe.masked_share * recipe.max_tokens) * ("insert" in recipe.edits)
     if longest > encoder.config.max_tokens:
         raise RecipeError(
-            f"max_tokens is {recipe.max_tokens}, up to {longest} with words inserted; the encoder has positions for "
+            f"max_tokens is {recipe.max_tokens}, or {longest} after words are inserted; the encoder has positions for "
             f"{encoder.config.max_tokens}: lower max_tokens or masked_share"
         )

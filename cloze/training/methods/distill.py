@@ -95,8 +95,8 @@ def _teacher(recipe: DistillRecipe) -> Embed:
     if not config and recipe.teacher is None:
         if (encoder := load_as_served(source)) is None:
             raise RecipeError(
-                f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
-                "teacher_pooling, such as mean, or another teacher"
+                f"{source!r} is the teacher, but it has no template and pooling of its own; write teacher_pooling, "
+                "such as mean, or another teacher"
             )
         _warn_of_own_config(recipe)
         return embed_of(encoder, recipe.compile)
@@ -136,5 +136,5 @@ def _fitting(taught: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1
         own = encoder.embed(taught.sample)  # (n, d)
         left, _, right = np.linalg.svd((taught.of(taught.sample) @ axes).T @ units(own), full_matrices=False)
         taught = taught.projected((axes @ left @ right).astype(np.float32))
-        console.print(f"teacher vectors: {share:.1%} of their squares are in {axes.shape[1]} principal axes")
+        console.print(f"teacher vectors: {axes.shape[1]} principal axes keep {share:.1%} of their squared length")
     return taught

@@ -58,13 +58,15 @@ class Editor:
             return cls(None, tokenizer, share, guessing)
         source = encoder_folder(source)
         if tokenizer.mask_token_id is None:
-            raise EncoderError("the encoder's tokenizer has no mask token, by which words are edited; choose another")
+            raise EncoderError(
+                "the encoder's tokenizer has no mask token, which editing words requires; choose another encoder"
+            )
         _check_vocabulary(source, tokenizer)
         generator = load_masked_lm(source)
         if (rows := word_embeddings(generator).num_embeddings) < len(tokenizer):
             raise EncoderError(
-                f"generator {source!r} has embeddings for {rows} tokens and the encoder's tokenizer knows "
-                f"{len(tokenizer)}; choose one that was made for that tokenizer"
+                f"generator {source!r} has embeddings for {rows} tokens, but the encoder's tokenizer has "
+                f"{len(tokenizer)}; choose a generator with that tokenizer"
             )
         return cls(generator, tokenizer, share, guessing)
 
@@ -160,7 +162,7 @@ def _check_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
     ours = tokenizer.get_vocab()
     if strange := [word for word, number in ours.items() if theirs.get(word) != number]:
         raise EncoderError(
-            f"generator {source!r} has another vocabulary than the encoder: {len(strange)} of the encoder's "
+            f"generator {source!r} does not have the encoder's vocabulary: {len(strange)} of the encoder's "
             f"{len(ours)} tokens are missing or have another id there, such as {min(strange)!r}; choose a masked "
             "language model with the encoder's own tokenizer"
         )

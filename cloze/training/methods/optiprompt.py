@@ -33,7 +33,8 @@ class OptiPrompt(BatchObjective):
         encoder.requires_grad_(False)
         if encoder.config.templates:
             console.print(
-                f"left out: the templates for {', '.join(encoder.config.templates)}; trained vectors replace one"
+                f"skipped the templates for {', '.join(encoder.config.templates)}, because trained vectors replace "
+                "only one"
             )
             encoder.reconfigure(encoder.config.model_copy(update={"templates": {}}))
         if encoder.continuous is None:

@@ -35,7 +35,8 @@ class SG(BatchObjective):
         depth = int(encoder.backbone.config.num_hidden_layers)
         if recipe.first_layer > depth:
             raise RecipeError(
-                f"first_layer is {recipe.first_layer}; the encoder's layers are 0, its embeddings, to {depth}: lower it"
+                f"first_layer is {recipe.first_layer}; the encoder's layers go from 0, the embeddings, to {depth}: "
+                "lower it"
             )
         self._layers = depth + 1 - recipe.first_layer  # number of layers that may guide
         encoder.backbone.embeddings.requires_grad_(False)

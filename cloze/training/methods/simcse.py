@@ -124,8 +124,8 @@ def _text_encoders(encoder: SentenceEncoder, recipe: DropoutRecipe) -> tuple[Tex
     kept_templates = encoder.config.templates | recipe.templates
     if encoder.continuous is not None and kept_templates:
         raise RecipeError(
-            f"trained vectors replace the words of this encoder's template, so it can have no other, for "
-            f"{', '.join(kept_templates)}; leave them out, or choose another encoder"
+            f"trained vectors replace the words of this encoder's template, so it cannot have other templates, for "
+            f"{', '.join(kept_templates)}; omit them, or choose another encoder"
         )
     encoder.reconfigure(encoder.config.model_copy(update={"templates": kept_templates}))
     try:

@@ -87,7 +87,7 @@ class Dropouts:
         if attention:
             if not any(_attends(parent) for parent, _ in places):
                 raise EncoderError(
-                    f"the attention dropout of a {backbone.config.model_type!r} model is not known; "
+                    f"the attention dropout of a {backbone.config.model_type!r} model is not supported; "
                     "write attention_dropout = false, or choose a BERT or RoBERTa model"
                 )
             with quiet():  # MPNet warns that it has its own attention; its dropout is still a module

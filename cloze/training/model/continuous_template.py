@@ -68,8 +68,8 @@ class ContinuousTemplate(nn.Module):
             written = (file.metadata() or {}).get("template")
             if written != template:
                 raise TemplateError(
-                    f"{folder} has trained vectors for the words of {written!r}, not of {template!r}; give that "
-                    "template"
+                    f"{folder} has trained vectors for the words of {written!r}, not of {template!r}; give "
+                    "the template that they were trained for"
                 )
             continuous = cls(text_encoder, embeddings)
             continuous.load_state_dict({"vectors": file.get_tensor("vectors")})

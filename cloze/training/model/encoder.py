@@ -99,7 +99,9 @@ class SentenceEncoder(nn.Module):
         """
         source, spec = str(bundle.path), bundle.spec
         if spec.provenance.recipe.get("method") == "distil-static":
-            raise EncoderError(f"{source} has a vector for each token and no encoder; give the one that it was made of")
+            raise EncoderError(
+                f"{source} has a vector for each token but no encoder; give the encoder that it was made from"
+            )
         with loading(source, "an encoder"):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             backbone = AutoModel.from_config(
@@ -313,8 +315,8 @@ def loading(source: str, description: str) -> Iterator[None]:
             raise EncoderError(f"{reason}; or give cloze-mini, the model that comes with Cloze") from error
         if "trust_remote_code" in str(error):
             raise EncoderError(
-                f"{source!r} needs code of its own to be loaded, which Cloze does not run; give a model whose "
-                "architecture transformers has"
+                f"{source!r} needs custom code to be loaded, which Cloze does not run; give a model whose architecture "
+                "transformers supports"
             ) from error
         raise EncoderError(f"{source!r} cannot be loaded as {description}: {first_line(error)}; {advice}") from error
 
@@ -331,13 +333,13 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
     Raises EncoderError.
     """
     if bundle.canaries is None:
-        raise EncoderError(f"{bundle.path} is of an older format without canary texts; {ORIGIN}")
+        raise EncoderError(f"{bundle.path} has an older format without canary texts; {ORIGIN}")
     expected = np.array(bundle.canaries.vectors[precision], dtype=np.float32)
     vectors = encoder.embed(bundle.canaries.texts)
     if vectors.shape != expected.shape:
         raise EncoderError(
-            f"{bundle.path}: its encoder has {vectors.shape[1]} dimensions and its vectors {expected.shape[1]}: its "
-            f"graph has further layers; {ORIGIN}"
+            f"{bundle.path}: its encoder has {vectors.shape[1]} dimensions, but its vectors have {expected.shape[1]}, "
+            f"so its graph has further layers; {ORIGIN}"
         )
     norms = np.linalg.norm(expected, axis=1)
     rows = norms > SHORT * norms.max()  # the vector of an empty text is almost 0 after denoising
@@ -345,8 +347,8 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
     lowest = float(((vectors * expected).sum(1) / lengths)[rows].min())
     if not lowest >= LEAST_COSINES[precision]:
         raise EncoderError(
-            f"{bundle.path}: the weights of its {precision} graph give other vectors than the graph (a cosine of "
-            f"{lowest:.4f}, at least {LEAST_COSINES[precision]} is expected); {ORIGIN}"
+            f"{bundle.path}: the weights of its {precision} graph do not give the graph's vectors (a cosine of "
+            f"{lowest:.4f}; at least {LEAST_COSINES[precision]} is expected); {ORIGIN}"
         )
 
 
@@ -361,13 +363,17 @@ def _reading(path: Path) -> Iterator[None]:
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     """Check that the tokenizer is a fast one, with words and the special tokens of an encoder. Raises EncoderError."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
+        raise EncoderError(
+            f"{source!r} has no fast tokenizer (tokenizer.json), which Cloze requires; save one there with "
+            "transformers, or choose another model"
+        )
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one if the files are missing
         raise EncoderError(f"{source!r} has a tokenizer without words; copy the parent's tokenizer.json into it")
     for role in ("cls", "sep", "pad"):
         if getattr(tokenizer, f"{role}_token_id", None) is None and not (role == "cls" and _only_ends(tokenizer)):
             raise EncoderError(
-                f"{source!r} has a tokenizer without {role}_token; the sequences of a bundle are [CLS], text, [SEP]"
+                f"{source!r} has a tokenizer without {role}_token, but the sequences of a bundle are [CLS], text, "
+                "[SEP]; choose another model"
             )
 
 
@@ -395,7 +401,10 @@ def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -
 def positions(backbone: PreTrainedModel, source: str) -> int:
     """How many tokens a sequence may have. Raises EncoderError if the model does not say so, for example T5."""
     if not hasattr(backbone.config, "max_position_embeddings"):
-        raise EncoderError(f"{source!r} is a {type(backbone).__name__}, not an encoder that Cloze can train or serve")
+        raise EncoderError(
+            f"{source!r} is a {type(backbone).__name__}, not an encoder that Cloze can train or serve; choose another "
+            "model"
+        )
     return int(backbone.config.max_position_embeddings) - _first_position(backbone)
 
 

@@ -60,8 +60,8 @@ def graph_weights(
             state = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
             return precision, state, graph.arrays.get(TOKEN_WEIGHTS)
     raise EncoderError(
-        f"{bundle.path} has no graph from which weights can be read, which is one in fp32 or int8 of a BERT or a "
-        f"RoBERTa as cloze export writes it for the CPU; {ORIGIN}"
+        f"{bundle.path} has no graph from which weights can be read; only fp32 and int8 graphs of BERT and RoBERTa "
+        f"models are supported, as cloze export writes them for the CPU: {ORIGIN}"
     ) from failed
 
 

@@ -146,7 +146,7 @@ def _modules(model: PreTrainedModel) -> tuple[nn.Module, nn.Module, nn.Linear]:
 def _parts(config: PretrainedConfig) -> _Parts:
     if config.model_type not in _PARTS:
         raise EncoderError(
-            f"the masked-word head of a {config.model_type!r} model is not known; use one of {', '.join(_PARTS)}"
+            f"the masked-word head of a {config.model_type!r} model is not supported; use one of {', '.join(_PARTS)}"
         )
     return _PARTS[config.model_type]
 

@@ -98,7 +98,7 @@ class PairsRecipe(ContrastiveRecipe):
     def _guided(self) -> Self:
         if self.guide_margin and self.guide is None:
             raise ValueError(
-                f"guide_margin is {self.guide_margin} and there is no guide; write one, or guide_margin = 0.0"
+                f"guide_margin is {self.guide_margin}, but there is no guide; write one, or guide_margin = 0.0"
             )
         return self
 
@@ -106,8 +106,8 @@ class PairsRecipe(ContrastiveRecipe):
     def _weighed(self) -> Self:
         if self.negative_weight and len(self.columns) < 3:
             raise ValueError(
-                f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
-                "further columns: name three or more, or write negative_weight = 0.0"
+                f"negative_weight is {self.negative_weight}, but columns names {len(self.columns)}; hard negatives are "
+                "in the third and later columns: name three or more, or write negative_weight = 0.0"
             )
         return self
 
@@ -135,7 +135,9 @@ class PromptBERTRecipe(PairsRecipe):
                 )
             return self
         if self.second_template in (None, self.template):
-            raise ValueError(f"mode {self.mode!r} needs two templates; write a second_template that is not template")
+            raise ValueError(
+                f"mode {self.mode!r} needs two templates; write a second_template that differs from template"
+            )
         check_template(str(self.second_template), "mask", "second_template: ")
         return self
 
@@ -147,11 +149,13 @@ class PromptBERTRecipe(PairsRecipe):
                 raise ValueError("mode 'supervised' needs pairs; name two columns, and one for each hard negative")
         elif columns > 1:
             raise ValueError(
-                f"mode {self.mode!r} has views of one text and columns names {columns}; name one, or write "
+                f"mode {self.mode!r} has views of one text, but columns names {columns}; name one, or write "
                 "mode = 'supervised'"
             )
         elif self.kept_head is not None:
-            raise ValueError(f"mode {self.mode!r} serves no head; remove kept_head, or write mode = 'supervised'")
+            raise ValueError(
+                f"mode {self.mode!r} does not serve a head; remove kept_head, or write mode = 'supervised'"
+            )
         return self
 
 
@@ -185,8 +189,8 @@ class DropoutRecipe(PairsRecipe):
     def _templates(self) -> Self:
         if self.templates and len(self.columns) < 2:
             raise ValueError(
-                f"{next(iter(self.templates))}_template is set and columns names {len(self.columns)}; queries and "
-                "documents are two columns of the corpus: name both, or remove it"
+                f"{next(iter(self.templates))}_template is set, but columns names {len(self.columns)}; queries and "
+                "documents are two columns of the corpus: name both, or remove the template"
             )
         for name, template in self.templates.items():
             check_template(template, self.pooling, f"{name}_template: ")
@@ -292,7 +296,7 @@ class DiffCSERecipe(ContrastiveRecipe):
     def _variant(self) -> Self:
         if self.mini_batch_size and self.projector == "batchnorm":
             raise ValueError(
-                f"mini_batch_size is {self.mini_batch_size}, and method 'diffcse' has BatchNorm, which sees all rows "
+                f"mini_batch_size is {self.mini_batch_size}, but method 'diffcse' has BatchNorm, which sees all rows "
                 "at once; remove mini_batch_size, or write projector = 'tanh'"
             )
         if self.compares_edited and (not self.contrast or self.edited != "same"):
@@ -302,7 +306,7 @@ class DiffCSERecipe(ContrastiveRecipe):
             )
         if self.task in ("mlm", "correction") and self.edits != ("replace",):
             raise ValueError(
-                f"task is {self.task!r} and edits names {', '.join(self.edits)}; only replaced words can be guessed: "
+                f"task is {self.task!r}, but edits names {', '.join(self.edits)}; only replaced words can be guessed: "
                 "write edits = ['replace']"
             )
         if not self.detection_weight and (not self.contrast or self.task != "detection" or self.edited != "same"):
@@ -311,7 +315,7 @@ class DiffCSERecipe(ContrastiveRecipe):
                 "task = 'detection' and edited = 'same'"
             )
         if not self.contrast and self.dimensions:
-            raise ValueError("dimensions average the contrastive loss, and contrast is false; remove dimensions")
+            raise ValueError("dimensions average the contrastive loss, but contrast is false; remove dimensions")
         return self
 
 
@@ -368,8 +372,8 @@ class SGRecipe(ContrastiveRecipe):
             )
         if self.positives == "translation" and len(self.columns) != 2:
             raise ValueError(
-                f"positives = 'translation' reads two columns, a sentence and its translation; columns names "
-                f"{len(self.columns)}"
+                f"positives = 'translation' reads two columns, a sentence and its translation, but columns names "
+                f"{len(self.columns)}; name both"
             )
         return self
 
@@ -412,18 +416,18 @@ class DistillRecipe(Recipe):
     def _weights(self) -> Self:
         if self.teacher and self.teacher_vectors:
             raise ValueError(
-                f"teacher is {self.teacher!r} and there are teacher_vectors, which are learnt in its place; write one "
-                "of them"
+                f"teacher is {self.teacher!r}, but teacher_vectors would be learnt in its place; write only one of the "
+                "two"
             )
         if self.teacher_weights and len(self.teacher_weights) != len(self.teacher_vectors):
             raise ValueError(
-                f"teacher_weights has {len(self.teacher_weights)} numbers and teacher_vectors "
+                f"teacher_weights has {len(self.teacher_weights)} numbers, but teacher_vectors has "
                 f"{len(self.teacher_vectors)} folders; write one number for each folder"
             )
         if self.teacher_vectors and (self.teacher_template or self.teacher_pooling):
             raise ValueError(
-                "teacher_template and teacher_pooling are for a teacher that embeds, and there are teacher_vectors; "
-                "leave them out"
+                "teacher_template and teacher_pooling are for a teacher that embeds texts, but teacher_vectors is set; "
+                "remove them"
             )
         if self.teacher_template and self.teacher_pooling:
             check_template(self.teacher_template, self.teacher_pooling, "teacher_template: ")
@@ -458,23 +462,26 @@ class MLMRecipe(Recipe):
     @model_validator(mode="after")
     def _consistent_keys(self) -> Self:
         if self.from_scratch and self.head == "kept":
-            raise ValueError("from_scratch initialises all weights and head = 'kept' keeps old ones; choose one")
+            raise ValueError("from_scratch initialises all weights, but head = 'kept' keeps old ones; choose one")
         if self.from_scratch and self.lora_rank:
             raise ValueError(
-                f"lora_rank is {self.lora_rank}, which keeps weights, and from_scratch initialises all; choose one"
+                f"lora_rank is {self.lora_rank}, which keeps weights, but from_scratch initialises all; choose one"
             )
         if self.from_scratch and self.frozen_layers is not None:
             raise ValueError(
-                f"frozen_layers is {self.frozen_layers}, which keeps weights, and from_scratch initialises all; choose "
+                f"frozen_layers is {self.frozen_layers}, which keeps weights, but from_scratch initialises all; choose "
                 "one"
             )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
-                f"batch_size is {self.batch_size} and accumulation_steps {self.accumulation_steps}; write a batch_size "
-                "that is a multiple of it"
+                f"batch_size is {self.batch_size} and accumulation_steps is {self.accumulation_steps}; write a "
+                "batch_size that is a multiple of accumulation_steps"
             )
         if self.head == "kept" and not self.tied:
-            raise ValueError("tied = false needs head = 'fresh'; a kept head is tied or not already")
+            raise ValueError(
+                "tied = false needs head = 'fresh', because a kept head keeps its own tying; write head = 'fresh', or "
+                "remove tied"
+            )
         return self
 
 

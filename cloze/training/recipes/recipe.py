@@ -199,37 +199,40 @@ class Recipe(BaseModel):
         if (len(self.columns) or 1) not in self.readable_columns:
             counts = list(map(str, self.readable_columns))
             allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
-            raise ValueError(f"columns names {len(self.columns) or 'none'}; method {self.method!r} reads {allowed}")
+            raise ValueError(
+                f"columns names {len(self.columns) or 'none'}, but method {self.method!r} reads {allowed}; name as many"
+            )
         if twice := [name for name in self.columns if self.columns.count(name) > 1]:
             raise ValueError(f"columns names {twice[0]} twice; name each column once")
         if self.weights and len(self.weights) != len(self.corpus):
             raise ValueError(
-                f"weights has {len(self.weights)} numbers and corpus {len(self.corpus)} files; write one number for "
-                "each file"
+                f"weights has {len(self.weights)} numbers, but corpus has {len(self.corpus)} files; write one number "
+                "for each file"
             )
         patterns = [path for path in self.corpus if has_magic(path) and not Path(path).is_file()]
         if self.weights and patterns:
             raise ValueError(
-                f"weights has one number for each file, and corpus has {patterns[0]}; name each file in it"
+                f"weights has one number for each file, but corpus has the pattern {patterns[0]}; name each of its "
+                "files"
             )
         if self.weights and not sum(self.weights):
-            raise ValueError("weights are all 0, which draws from no file; write one above 0")
+            raise ValueError("weights are all 0, so no file is drawn from; write one above 0")
         if self.weights and self.group_by_length:
             raise ValueError("weights and group_by_length order the corpus in two ways; choose one")
         if self.frozen_share < 1 and not self.frozen_layers:
             raise ValueError(
-                f"frozen_share is {self.frozen_share:g} and frozen_layers {self.frozen_layers or 0}, so no layer is "
-                "thawed; write frozen_layers"
+                f"frozen_share is {self.frozen_share:g} and frozen_layers is {self.frozen_layers or 0}, so there is no "
+                "layer to thaw; write frozen_layers"
             )
         if self.lora_rank and self.frozen_layers is not None:
             raise ValueError(
-                f"lora_rank is {self.lora_rank}, which freezes all layers, and frozen_layers {self.frozen_layers}; "
+                f"lora_rank is {self.lora_rank}, which freezes all layers, but frozen_layers is {self.frozen_layers}; "
                 "choose one"
             )
         if "none" in self.report_to and len(self.report_to) > 1:
-            raise ValueError(f"report_to is {', '.join(self.report_to)}; write none alone, or remove it")
+            raise ValueError(f"report_to is {', '.join(self.report_to)}; write none alone, or remove none")
         if self.max_words is not None and self.max_words < self.min_words:
-            raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
+            raise ValueError(f"max_words is {self.max_words}, but min_words is {self.min_words}; raise max_words")
         return self
 
 
@@ -264,7 +267,7 @@ def read_toml(source: str) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"recipe {source}: cannot be read as UTF-8 text ({error})") from error
     else:
-        raise RecipeError(f"no recipe {source!r}: neither a file nor one of {', '.join(shipped)}")
+        raise RecipeError(f"no recipe {source!r}; give a TOML file, or one of {', '.join(shipped)}")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

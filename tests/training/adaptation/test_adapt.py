@@ -172,7 +172,10 @@ def test_a_weighed_encoder_is_refused_before_the_first_round(
     weighed.save(tmp_path / "weighed")
     words = ["--encoder", str(tmp_path / "weighed"), "--documents", str(documents), "--out", str(tmp_path / "run")]
     assert run_command(lambda: main(words)) == 2
-    assert "weighed came from cloze weigh, and a mean of weights cannot hold what it added" in capsys.readouterr().err
+    assert (
+        "weighed came from cloze weigh, and a mean of weights cannot include its token weights"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -183,8 +186,8 @@ def test_without_queries_it_says_what_to_label(
     out = tmp_path / "run"
     main(["--encoder", encoder, "--documents", str(documents), "--out", str(out)])
     shown = capsys.readouterr().err
-    assert "queries made of 43 documents, 21 of others held out" in shown
-    assert "text alone did not help: write a query" in shown
+    assert "queries made from 43 documents; 21 queries from others are held out" in shown
+    assert "text alone did not help: in " in shown
     with (out / "label.csv").open(encoding="utf-8-sig", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["query", "document"]
@@ -209,7 +212,7 @@ def test_without_queries_it_says_what_to_label(
         (["--documents", "{documents}"], 3, "pairs.csv has 3 queries with a document that answers them"),
         (["--documents", "{few}"], 0, "10 documents are too few"),
         (["--documents", "{none}"], 0, "none does not exist"),
-        (["--documents", "{plain}"], 0, "only 0 have two sentences or more"),
+        (["--documents", "{plain}"], 0, "have two or more sentences"),
     ],
 )
 def test_what_is_too_little_is_said_before_anything_is_computed(
@@ -239,7 +242,7 @@ def test_text_that_the_encoder_does_not_know_is_said(
     texts = [f"{sentence.format(number)} {sentence.format(-number)}" for number in range(60)]
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     main(["--encoder", encoder, "--documents", str(file), "--out", str(tmp_path / "run")])
-    assert "text of a language that it was not trained on" in capsys.readouterr().err
+    assert "it was probably not trained on this language" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_encoder_is_named_before_anything_is_read(
@@ -291,7 +294,7 @@ def test_an_encoder_that_nobody_reads_is_named(
 ) -> None:
     words = ["--encoder", str(tiny_bert), "--documents", str(documents), "--out", str(tmp_path / "run")]
     assert run_command(lambda: main(words)) == 2
-    assert "nothing says how" in capsys.readouterr().err
+    assert "has no template and pooling of its own" in capsys.readouterr().err
 
 
 def test_an_encoder_with_layers_behind_its_pooling_is_refused(
@@ -301,7 +304,7 @@ def test_an_encoder_with_layers_behind_its_pooling_is_refused(
     words = ["--encoder", str(saved), "--documents", str(documents), "--out", str(tmp_path / "run")]
     assert run_command(lambda: main(words)) == 2
     assert not (tmp_path / "run").exists()
-    assert "has layers behind its pooling, which a run cannot hold (Dense)" in capsys.readouterr().err
+    assert "has layers after its pooling, which a run cannot include (Dense)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("short")

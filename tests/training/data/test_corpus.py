@@ -102,7 +102,7 @@ def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> Non
     ("name", "content", "columns", "message"),
     [
         ("a.txt", b"good\nbad \xff byte\n", (), r"a\.txt, line \d: not UTF-8"),
-        ("a.txt", b"\n \n", (), r"no sentence is left of .*2 empty"),
+        ("a.txt", b"\n \n", (), r"no sentences remain from .*2 empty"),
         ("a.csv", b"x,y\n1,2\n", ("text",), r"a\.csv, line 2: no column 'text'; it has x, y"),
         ("a.csv", b"x,y\n1,2\n", (), "has columns x, y; name the column to read"),
         ("a.csv", b"x,y\n1,\xff\n", ("x",), r"a\.csv, line \d: not UTF-8"),
@@ -118,10 +118,10 @@ def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> Non
         ("a.txt.xz", b"not xz", (), "cannot be read"),
         ("a.txt.zst", b"not zstd", (), "cannot be read"),
         ("a.txt.xz", lzma.compress(b"good\nbad \xff byte\n"), (), r"a\.txt\.xz, line \d: not UTF-8"),
-        ("a.txt", "\u200b\n".encode(), (), r"no sentence is left of .*1 empty"),
+        ("a.txt", "\u200b\n".encode(), (), r"no sentences remain from .*1 empty"),
         ("a.csv", b"x,y\na, b,c\n", ("x", "y"), 'line 2: 3 cells, more than the 2 columns .* put "quotes"'),
         ("a.tsv", b'x\ty\n"Hello" she said\tc\nd\te\n', ("x", "y"), "line 2: .*written twice"),
-        ("a.tsv", b'x\ty\n"Hello\tc\nd\te\n', ("x", "y"), "line 3: .*is its quoting right"),
+        ("a.tsv", b'x\ty\n"Hello\tc\nd\te\n', ("x", "y"), "line 3: .*check the quoting"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_what_to_do(
@@ -208,7 +208,7 @@ def test_numbers_that_python_writes_do_not_matter_in_another_column(tmp_path: Pa
 
 def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a \\ud800 b"}\n')
-    with pytest.raises(CorpusError, match=r"a\.jsonl, line 1: half of a pair of surrogates"):
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 1: an unpaired surrogate"):
         read_corpus([path], ["text"])
 
 
@@ -272,7 +272,7 @@ def test_a_query_is_held_out_with_all_its_documents_or_not_at_all(tmp_path: Path
 
 def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
-    with pytest.raises(CorpusError, match=r"a\.parquet has two columns of the name 'text'; rename one of them"):
+    with pytest.raises(CorpusError, match=r"a\.parquet has two columns named 'text'; rename one of them"):
         read_corpus([str(tmp_path / "a.parquet")], ["text"])
 
 

@@ -82,9 +82,12 @@ def test_rows_on_disk_train_as_rows_in_memory_do(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"weights": ["1"]}, "weights has 1 numbers and corpus 2 files; write one number for each file"),
-        ({"weights": ["0", "0"]}, "weights are all 0, which draws from no file; write one above 0"),
-        ({"weights": ["1", "2"], "corpus": ["a.txt", "b*.txt"]}, r"corpus has b\*\.txt; name each file in it"),
+        ({"weights": ["1"]}, "weights has 1 numbers, but corpus has 2 files; write one number for each file"),
+        ({"weights": ["0", "0"]}, "weights are all 0, so no file is drawn from; write one above 0"),
+        (
+            {"weights": ["1", "2"], "corpus": ["a.txt", "b*.txt"]},
+            r"corpus has the pattern b\*\.txt; name each of its files",
+        ),
         ({"weights": ["1", "2"], "group_by_length": ["true"]}, "weights and group_by_length order the corpus in two"),
     ],
 )

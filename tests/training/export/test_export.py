@@ -252,7 +252,7 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
         (
             out,
             ["--beside", str(figures)],
-            r"--beside is for the model card and the report; give --card or --report too",
+            r"--beside is used only in the model card and the report; give --card or --report too",
         ),
         (out, ["--card", "--beside", str(figures)], r"figures\.json cannot be read as figures of evaluate --json"),
     ):
@@ -262,7 +262,7 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
     with pytest.raises(RunError, match=r"figures\.json cannot be read as figures of evaluate --json"):
         evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures)])
     figures.write_text(json.dumps({"path": "runs/mine", "scores": {"torch fp32": {"STS12": 50.0}}}))
-    with pytest.raises(RunError, match=r"figures\.json has mine, torch fp32, as another file of --beside does"):
+    with pytest.raises(RunError, match=r"figures\.json has mine, torch fp32, which another file of --beside has too"):
         evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures), str(figures)])
 
 
@@ -277,7 +277,7 @@ def test_scores_are_not_written_to_a_bundle_that_took_the_place_of_the_scored_on
             return few_pairs
 
     monkeypatch.setattr("cloze.training.evaluation.evaluate.load_suites", load)
-    with pytest.raises(BundleError, match=r"out was replaced since it was read; start again"):
+    with pytest.raises(BundleError, match=r"out was replaced after it was read; run the command again"):
         evaluate.main([str(out), "--data", "anywhere", "--cache", str(tmp_path / "scores"), "--card"])
     assert (out / "README.md").read_bytes() == card
 
@@ -395,7 +395,9 @@ def test_a_graph_far_from_the_model_is_refused_without_any_data(
     found = cycle([Difference(1e-6, 1.0, 1.0), Difference(0.1, cosine, cosine)])
     monkeypatch.setattr(exporting, "difference", lambda *_: next(found))
     words = [str(run), str(tmp_path / "out"), "--precision", precision]
-    with pytest.raises(ExportError, match=rf"the {precision} graph has a mean cosine of .* is the least; .* --force"):
+    with pytest.raises(
+        ExportError, match=rf"the {precision} graph has a mean cosine of .*; at least .* is required, .* --force"
+    ):
         export.main(words)
     assert nothing_left(tmp_path / "out")
     export.main([*words, "--force"])
@@ -427,7 +429,7 @@ def test_int8_that_costs_too_much_is_refused(
 
     monkeypatch.setattr(exporting, "_scores", scores)
     if refused:
-        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
+        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*; the limit is 0\.[35]"):
             export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
         assert nothing_left(tmp_path / "out")
         export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere", "--force"])
@@ -524,7 +526,7 @@ def test_what_a_path_is(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
     (run / "run.json").unlink()
     with pytest.raises(RunError, match=r"not finished; continue it.*--resume"):
         kind_of(str(run))
-    with pytest.raises(RunError, match="is none of"):
+    with pytest.raises(RunError, match="is not a run"):
         kind_of(str(tmp_path))
     for path in (tmp_path / "nowhere", run / "recipe.toml", "./nowhere", "a/b/c"):
         with pytest.raises(RunError, match="is not a folder"):
@@ -572,7 +574,7 @@ def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
     export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert kind_of(str(tmp_path / "out")) == "bundle"
     (tmp_path / "out" / "embedding.json").unlink()
-    with pytest.raises(RunError, match="is none of"):
+    with pytest.raises(RunError, match="is not a run"):
         kind_of(str(tmp_path / "out"))
 
 

@@ -226,7 +226,9 @@ def test_a_prompt_without_a_place_for_the_text_goes_before_it(tiny_bert: Path, t
 
 def test_another_template_is_refused_where_a_bias_is_subtracted(tiny_bert: Path, tmp_path: Path) -> None:
     model = written(encoder(tiny_bert, **AT_MASK, denoising=True), tmp_path / "model")
-    with pytest.raises(ValueError, match="subtracts the vector of its own template, so a prompt cannot be another one"):
+    with pytest.raises(
+        ValueError, match="subtracts the vector of its own template, so a prompt cannot be another template"
+    ):
         model.encode(["city"], prompt="the old [X] means [MASK].")
     np.testing.assert_array_equal(model.encode(["city"], prompt=AT_MASK["template"]), model.encode(["city"]))
 
@@ -277,7 +279,7 @@ def test_other_models_of_the_library_are_not_read(tmp_path: Path) -> None:
     for prompt, pooling, message in (
         ({"default_prompt_name": "query"}, {}, "a default prompt or shorter vectors"),
         ({"truncate_dim": 8}, {}, "a default prompt or shorter vectors"),
-        ({}, {"include_prompt": False}, "leaves the prompt's tokens out"),
+        ({}, {"include_prompt": False}, "excludes the prompt's tokens from its pooling"),
     ):
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompt))
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"} | pooling))

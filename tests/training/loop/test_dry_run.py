@@ -44,7 +44,7 @@ def test_every_shipped_recipe_rehearses(
         assert "drawn second, edited: (4, " in output
     else:
         assert "drawn" not in output
-    assert " sentences a second; " in output
+    assert " sentences per second; " in output
     assert not Path("runs").exists()
 
 

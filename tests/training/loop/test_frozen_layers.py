@@ -66,13 +66,17 @@ def test_the_layers_of_each_architecture_are_found(family: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "words", "message"),
     [
-        ("simcse", {"frozen_layers": ["0"], "frozen_share": ["0.5"]}, "frozen_share is 0.5 and frozen_layers 0, so"),
-        ("simcse", {"lora_rank": ["3"]}, "lora_rank is 3, which freezes all layers, and frozen_layers 1; choose one"),
+        ("simcse", {"frozen_layers": ["0"], "frozen_share": ["0.5"]}, "frozen_share is 0.5 and frozen_layers is 0, so"),
+        (
+            "simcse",
+            {"lora_rank": ["3"]},
+            "lora_rank is 3, which freezes all layers, but frozen_layers is 1; choose one",
+        ),
         ("optiprompt", {}, "frozen_layers is 1, and method 'optiprompt' keeps all layers frozen; remove it"),
         (
             "mlm",
             {"from_scratch": ["true"]},
-            "frozen_layers is 1, which keeps weights, and from_scratch initialises all",
+            "frozen_layers is 1, which keeps weights, but from_scratch initialises all",
         ),
     ],
 )
@@ -85,5 +89,5 @@ def test_what_has_nothing_to_freeze_refuses_it(
 
 def test_one_layer_has_to_be_left(keys: dict[str, list[str]]) -> None:
     recipe = load_recipe("simcse", keys | {"frozen_layers": ["2"]})
-    with pytest.raises(RecipeError, match=r"frozen_layers is 2, and the encoder has 2 layers .* write 1 at most"):
+    with pytest.raises(RecipeError, match=r"frozen_layers is 2, but the encoder has 2 layers .* write 1 at most"):
         prepare(recipe)

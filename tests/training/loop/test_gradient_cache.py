@@ -128,5 +128,5 @@ def test_under_autocast_the_second_pass_still_reaches_the_weights(encoder: Path)
 
 
 def test_batch_norm_refuses_chunks(encoder: Path) -> None:
-    with pytest.raises(RecipeError, match="mini_batch_size is 2, and method 'diffcse' has BatchNorm"):
+    with pytest.raises(RecipeError, match="mini_batch_size is 2, but method 'diffcse' has BatchNorm"):
         build("diffcse", encoder, mini_batch_size=["2"])

@@ -89,7 +89,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, words: Words, tiny_bert: Path)
     """The folder of those runs."""
     folder = tmp_path_factory.mktemp("two")
     refusals, printed = zip(*in_two(runs_of_two, folder, words, tiny_bert, folder), strict=True)
-    assert refusals == ("batch_size is 7 and is split among 2 processes; write a multiple of 2",) * 2
+    assert refusals == ("batch_size is 7, but it is split among 2 processes; write a multiple of 2",) * 2
     (folder / "printed.json").write_text(json.dumps(printed), encoding="utf-8")
     return folder
 
@@ -156,7 +156,9 @@ def test_the_second_epoch_of_a_seed_is_not_the_first_of_the_next(words: Words, t
 def test_one_process_does_not_go_on_for_two(two: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(two / "whole", tmp_path / "whole"))
     (run / "run.json").rename(run / "was-run.json")
-    with pytest.raises(RunError, match=r"checkpoint-4 was saved by 2 processes .* start 2 with torchrun: --nnodes"):
+    with pytest.raises(
+        RunError, match=r"checkpoint-4 was saved by 2 processes, but .* start 2 with torchrun: --nnodes"
+    ):
         fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
 
 
@@ -187,7 +189,9 @@ def test_ranking_is_refused_in_several_processes(words: Words, monkeypatch: pyte
     """Each would compare the documents of its own part of the batch alone."""
     monkeypatch.setattr("cloze.training.loop.prepare.processes", lambda: SimpleNamespace(num_processes=2))
     recipe = load_recipe("ranking", words | {"columns": ["a", "b"]})
-    with pytest.raises(RecipeError, match=r"ranking.* in one process and on one device, and there are 2 and 0; start"):
+    with pytest.raises(
+        RecipeError, match=r"ranking.* in one process and on one device, but there are 2 processes and 0 devices; start"
+    ):
         prepare(recipe)
 
 
@@ -324,7 +328,7 @@ def test_compile_needs_a_compiler_on_a_cpu(words: Words, tmp_path: Path, monkeyp
     recipe = load_recipe("simcse", words | {"compile": ["true"]})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("cloze.training.loop.prepare.shutil.which", lambda program: None)
-    with pytest.raises(RecipeError, match="on a CPU that needs a C"):
+    with pytest.raises(RecipeError, match="needs a C"):
         fit(recipe, Run(tmp_path / "run"))
 
 
@@ -463,5 +467,5 @@ def test_the_texts_of_the_encoder_are_those_of_the_start(
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
-    with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps 3; write a batch_size"):
+    with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps is 3; write a batch_size"):
         load_recipe("mlm", words | {"columns": ["b"], "accumulation_steps": ["3"]})

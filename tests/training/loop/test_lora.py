@@ -125,7 +125,7 @@ def test_a_run_leaves_merged_weights_and_the_parent_frozen(
     [
         ("optiprompt", {}, "lora_rank is 3, and method 'optiprompt' keeps the encoder frozen; write lora_rank = 0"),
         ("sg", {}, "lora_rank is 3, and method 'sg' compares every weight with the frozen copy's; write lora_rank = 0"),
-        ("mlm", {"from_scratch": ["true"]}, "lora_rank is 3, which keeps weights, and from_scratch initialises all"),
+        ("mlm", {"from_scratch": ["true"]}, "lora_rank is 3, which keeps weights, but from_scratch initialises all"),
     ],
 )
 def test_methods_that_it_cannot_serve_refuse_it(
@@ -137,5 +137,5 @@ def test_methods_that_it_cannot_serve_refuse_it(
 
 def test_a_rank_that_saves_nothing_is_refused(keys: dict[str, list[str]]) -> None:
     recipe = load_recipe("simcse", keys | {"lora_rank": ["16"]})
-    with pytest.raises(RecipeError, match=r"lora_rank is 16; a layer of 32 by 32 .* write 15 at most, or 0"):
+    with pytest.raises(RecipeError, match=r"lora_rank is 16, .* 32 by 32; write 15 at most, or 0"):
         prepare(recipe)

@@ -147,8 +147,8 @@ def test_the_parents_own_figure_stands_beside_step_0(
     assert found["before_training"] == pytest.approx(spearman_of(start, tmp_path / "dev.csv"))
     assert found["below_parent"] is (found["dev_score"] < parent)
     shown = capsys.readouterr().err
-    assert f"the encoder as it is served by itself: spearman {parent:.4g}" in shown
-    assert f"; the encoder as it is served by itself {parent:.4g})" in shown
+    assert f"the encoder with its own template and pooling: spearman {parent:.4g}" in shown
+    assert f"; the encoder with its own template and pooling {parent:.4g})" in shown
     assert [entry["parent"] for entry in run.logged() if "parent" in entry] == [{"spearman": pytest.approx(parent)}]
 
 
@@ -166,7 +166,9 @@ def test_a_run_that_ends_below_its_parent_says_so_in_its_last_line(
     found, run = run_with_dev(tmp_path, served, 0)
     assert found["below_parent"] is True
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"warning: {run.path} is worse than {served} as it is served by itself: dev_spearman ")
+    assert last.startswith(
+        f"warning: {run.path} scores lower than {served} with its own template and pooling: dev_spearman "
+    )
     from cloze.training.export import __main__ as export
 
     export_graphs_of(tiny_bert, monkeypatch)

@@ -170,9 +170,9 @@ def second(save: Any, past: Path) -> Any:
 def test_two_processes_refuse_what_cannot_be_one_run(words: Words, tmp_path: Path) -> None:
     found = in_two(two_with_trouble, tmp_path, words, tmp_path)
     for rank, each in enumerate(found):
-        apart = f"{tmp_path}/node-{rank}/run is not the same folder for all processes (not for rank 1); "
+        apart = f"{tmp_path}/node-{rank}/run is not the same folder for all processes (rank 1 does not see it); "
         assert each["apart"] == apart + "choose an --out on a file system that all nodes share"
-        uneven = "batch_size is 6 and is split among 2 processes, in 2 parts each; write a multiple of 4"
+        uneven = "batch_size is 6, but it is split among 2 processes, in 2 parts each; write a multiple of 4"
         assert each["uneven"] == uneven
     assert not (tmp_path / "node-1").exists()
     assert {"rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= set(found[0]["saved"])

@@ -61,7 +61,7 @@ def test_refused_before_anything_is_trained(tmp_path: Path, words: list[str]) ->
     assert not out.exists()
     out.mkdir()
     (out / "thesis.txt").write_text("years of work", encoding="utf-8")
-    with pytest.raises(RunError, match="holds other things than runs of seeds"):
+    with pytest.raises(RunError, match="holds files other than runs of seeds"):
         main([*words, "--out", str(out), "--seeds", "0", "1"])
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
 

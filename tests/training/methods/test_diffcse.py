@@ -344,11 +344,13 @@ def test_the_encoders_own_masked_word_head_edits_where_no_generator_is_named(
 
 
 def test_a_generator_of_another_vocabulary_is_refused(build: Any, tiny_masked: dict[str, Path]) -> None:
-    with pytest.raises(EncoderError, match="has another vocabulary than the encoder"):
+    with pytest.raises(EncoderError, match="does not have the encoder's vocabulary"):
         build(generator=str(tiny_masked["roberta"]))
 
 
 def test_inserted_words_need_positions(build: Any) -> None:
     assert build(max_tokens="64")
-    with pytest.raises(RecipeError, match="max_tokens is 64, up to 84 with words inserted; the encoder has positions"):
+    with pytest.raises(
+        RecipeError, match="max_tokens is 64, or 84 after words are inserted; the encoder has positions"
+    ):
         build(max_tokens="64", edits="replace insert")

@@ -231,7 +231,7 @@ def test_the_generator_is_frozen_and_has_dropout(tiny_bert: Path) -> None:
 
 def test_a_generator_of_another_vocabulary_is_refused(tiny_bert: Path, tiny_roberta: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
-    with pytest.raises(EncoderError, match=r"has another vocabulary than the encoder: \d+ of the encoder's \d+ tokens"):
+    with pytest.raises(EncoderError, match=r"does not have the encoder's vocabulary: \d+ of the encoder's \d+ tokens"):
         Editor.load(str(tiny_roberta), tokenizer, 0.3)
 
 
@@ -248,5 +248,5 @@ def test_a_generator_with_fewer_embeddings_than_words_is_refused(masked_bert: Pa
     tokenizer.save_pretrained(tmp_path)
     config = BertConfig.from_pretrained(masked_bert, vocab_size=len(tokenizer) - 1)
     BertForMaskedLM(config).save_pretrained(tmp_path)
-    with pytest.raises(EncoderError, match=r"has embeddings for \d+ tokens and the encoder's tokenizer knows"):
+    with pytest.raises(EncoderError, match=r"has embeddings for \d+ tokens, but the encoder's tokenizer has"):
         Editor.load(str(tmp_path), tokenizer, 0.3)

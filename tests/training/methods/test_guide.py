@@ -219,7 +219,7 @@ def test_a_guide_may_be_a_bundle_a_run_or_an_encoder_without_configuration(
 
 def test_what_guides_nothing_is_refused(tiny_bert: Path) -> None:
     with pytest.raises(
-        RecipeError, match=r"guide_margin is 0\.1 and there is no guide; write one, or guide_margin = 0\.0"
+        RecipeError, match=r"guide_margin is 0\.1, but there is no guide; write one, or guide_margin = 0\.0"
     ):
         build("simcse", tiny_bert, guide_margin=["0.1"])
     with pytest.raises(ClozeError, match="nowhere is not a folder; give a run, a bundle, an encoder's folder or a hub"):

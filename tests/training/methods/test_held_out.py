@@ -196,10 +196,10 @@ def test_none_are_held_out_if_they_would_not_do_for_all_processes(
     [
         (
             "--held-out 5000",
-            "held_out is 5,000 and the corpus has 704 rows, of which a batch of 16 has to stay; write 688",
+            "held_out is 5,000, but the corpus has 704 rows, and a batch of 16 must remain; write 688",
         ),
-        ("--held-out 1", "held_out is 1 and a loss needs 2 rows or more; raise it, or write 0"),
-        ("--held-out 0 --patience 2", "patience is 2 and counts evaluations, of which there are none"),
+        ("--held-out 1", "held_out is 1, but a loss needs 2 rows or more; raise it, or write 0"),
+        ("--held-out 0 --patience 2", "patience is 2, but it counts evaluations, and there are none"),
     ],
 )
 def test_numbers_that_cannot_be_held_out(options: str, message: str, tmp_path: Path, words: list[str]) -> None:

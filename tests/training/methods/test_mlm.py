@@ -87,7 +87,7 @@ def test_the_head_gives_the_models_own_logits_and_goes_back(
 
 
 def test_the_head_of_another_architecture_is_refused() -> None:
-    with pytest.raises(EncoderError, match="of a 'mpnet' model is not known; use one of bert, roberta"):
+    with pytest.raises(EncoderError, match="of a 'mpnet' model is not supported; use one of bert, roberta"):
         MaskedHead(MPNetConfig(**SIZES, vocab_size=50))
 
 
@@ -221,7 +221,7 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_no_source_of_random_words(
     [
         (
             {"from_scratch": "true", "head": "kept"},
-            "from_scratch initialises all weights and head = 'kept'",
+            "from_scratch initialises all weights, but head = 'kept'",
         ),
         ({"tied": "false", "head": "kept"}, "tied = false needs head = 'fresh'"),
     ],
@@ -339,7 +339,7 @@ def folders(tmp_path: Path, tiny_bert: Path, text: Path) -> dict[str, Path]:
     ("keys", "message"),
     [
         (["--corpus", "{text}", "--encoder", "{bert}", "--head", "kept"], "has no masked-word head"),
-        (["--corpus", "{text}", "--encoder", "{mpnet}"], "the masked-word head of a 'mpnet' model is not known"),
+        (["--corpus", "{text}", "--encoder", "{mpnet}"], "the masked-word head of a 'mpnet' model is not supported"),
         (["--corpus", "{text}", "--encoder", "{maskless}"], "the tokenizer has no mask token"),
         ([*PLAIN, "--corpus", "{text}", "--encoder", "{maskless}"], "its tokenizer has no mask token"),
     ],

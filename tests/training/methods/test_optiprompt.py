@@ -170,9 +170,9 @@ def test_named_templates_are_left_out(masked_bert: Path, tmp_path: Path, capsys:
     save_masked_lm(named.backbone, MaskedHead.load(str(masked_bert)), tmp_path)
     objective = build(tmp_path)
     assert objective.encoder.config.templates == {}
-    assert "left out: the templates for query; trained vectors replace" in capsys.readouterr().err
+    assert "skipped the templates for query, because trained vectors replace" in capsys.readouterr().err
     words = {"corpus": ["unused.csv"], "columns": ["a", "b"], "query_template": ["ask [X] [MASK]"]}
     reading = {"template": ["[X] means [MASK]."], "pooling": ["mask"]}
     recipe = load_recipe("simcse-supervised", {"encoder": [str(masked_bert)], **words, **reading})
-    with pytest.raises(RecipeError, match="so it can have no other, for query; leave them out, or choose another"):
+    with pytest.raises(RecipeError, match="so it cannot have other templates, for query; omit them, or choose another"):
         objective_of("simcse")(objective.encoder, recipe)

@@ -286,8 +286,8 @@ def test_an_empty_text_does_no_harm(name: str, masked_bert: Path) -> None:
         ("promptbert", {"second_template": ['This sentence of "[X]" means [MASK].']}, "needs two templates"),
         ("promptbert", {"second_template": ["[X] says"]}, r"second_template: .*\[MASK\] 0 times"),
         ("promptbert", {"mode": ["same"]}, "mode 'same' has one template; remove second_template"),
-        ("promptbert", {"columns": ["a", "b"]}, "views of one text and columns names 2; name one"),
-        ("promptbert", {"kept_head": ["tanh"]}, "mode 'denoised' serves no head; remove kept_head"),
+        ("promptbert", {"columns": ["a", "b"]}, "views of one text, but columns names 2; name one"),
+        ("promptbert", {"kept_head": ["tanh"]}, "mode 'denoised' does not serve a head; remove kept_head"),
         ("promptbert-supervised", {"columns": ["a"]}, "mode 'supervised' needs pairs; name two columns, and one"),
         ("promptbert-supervised", {"columns": ["a", "b"], "negative_weight": ["1.0"]}, "name three or more, or write"),
         ("promptbert-supervised", {"second_template": ["[X] is [MASK]"]}, "'supervised' has one template"),
@@ -306,7 +306,9 @@ def test_a_transform_needs_a_masked_word_head(tiny_bert: Path) -> None:
 
 def test_a_head_of_another_kind_is_refused(masked_bert: Path, tmp_path: Path) -> None:
     build(masked_bert, kept_head=["tanh"]).save(tmp_path)
-    with pytest.raises(RecipeError, match=r"kept_head is 'transform' and .* has kept a 'tanh'; write that"):
+    with pytest.raises(
+        RecipeError, match=r"kept_head is 'transform', but the kept head of .* is 'tanh'; write kept_head = 'tanh'"
+    ):
         build(tmp_path)
     assert torch.equal(
         build(tmp_path, kept_head=["tanh"]).encoder.head[0].weight,

@@ -62,7 +62,7 @@ def test_a_query_is_held_out_with_all_its_documents(tmp_path: Path, tiny_bert: P
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     keys = keys_of(tmp_path, tiny_bert, held_out=3, corpus=str(tmp_path / "many.jsonl"))
     with pytest.raises(
-        RecipeError, match="held_out is 3, and a query is held out with all its rows, which are more; raise"
+        RecipeError, match="held_out is 3, but a query is held out with all its rows, and these are more; raise"
     ):
         prepare(load_recipe("ranking", keys))
 

@@ -257,6 +257,6 @@ def test_other_backbones_work_or_say_why_not() -> None:
         with dropouts.at(torch.full((3, len(dropouts)), 0.5)):
             assert not torch.allclose(backbone(input_ids=ids).last_hidden_state, expected)
     albert = AlbertModel(AlbertConfig(**sizes, embedding_size=16, intermediate_size=32))
-    with pytest.raises(EncoderError, match=r"'albert' model is not known; write attention_dropout = false"):
+    with pytest.raises(EncoderError, match=r"'albert' model is not supported; write attention_dropout = false"):
         Dropouts.install(albert)
     assert not any(isinstance(module, SampledDropout) for module in albert.modules())

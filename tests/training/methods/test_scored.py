@@ -164,7 +164,7 @@ def test_a_few_steps_on_a_batch_lower_its_loss(tiny_bert: Path) -> None:
 
 def test_scores_that_rank_nothing_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.csv", [("A dog.", "Rain.", 2)] * 9)
-    with pytest.raises(CorpusError, match=r"every row has the score 2\.0, which ranks nothing"):
+    with pytest.raises(CorpusError, match=r"every row has the score 2\.0, so there is nothing to rank"):
         main(["scored", *arguments(keys(path, tiny_bert)), "--out", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
 

@@ -76,19 +76,19 @@ def test_templates_that_do_not_fit_the_pooling_are_left_out(
     (tmp_path / "corpus.txt").write_text("".join(f"a sentence {number}\n" for number in range(8)))
     keys = ["--encoder", str(tmp_path / "parent"), "--corpus", str(tmp_path / "corpus.txt"), "--batch-size", "4"]
     assert not main(["promptbert", "--out", str(tmp_path / "run"), *keys, "--max-steps", "1"])
-    assert "the parent's template 'query' is left out: " in capsys.readouterr().err
+    assert "skipped the parent's template 'query': " in capsys.readouterr().err
     assert SentenceEncoder.load(str(tmp_path / "run" / "model")).config.templates == {}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (BOTH, "query_template is set and columns names 0; queries and documents are two columns of the corpus"),
+        (BOTH, "query_template is set, but columns names 0; queries and documents are two columns of the corpus"),
         (COLUMNS | {"query_template": ["no place"]}, "query_template: .*no place"),
         (COLUMNS | {"document_template": ["[X] [MASK]"]}, r"document_template: .*\[MASK\]"),
         (
             COLUMNS | {"pooling": ["mask"], "template": ["[X] is [MASK]."], "query_template": ["[X] asks [MASK] !!"]},
-            "template query .* has .MASK. at place -4, template .* at -3; write the same words",
+            "template query .* has .MASK. at position -4, but template .* at -3; write the same words",
         ),
     ],
 )

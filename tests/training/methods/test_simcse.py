@@ -150,7 +150,8 @@ def test_triplets_reach_the_encoder_and_the_head(tiny_bert: Path) -> None:
 def test_a_weight_without_hard_negatives_is_refused(tiny_bert: Path) -> None:
     for columns in ({}, {"columns": ["a", "b"]}):
         with pytest.raises(
-            RecipeError, match=r"negative_weight is 1.0 and columns names [02]; hard negatives are further columns"
+            RecipeError,
+            match=r"negative_weight is 1.0, but columns names [02]; hard negatives are in the third and later columns",
         ):
             build(tiny_bert, negative_weight=["1.0"], **columns)
 

@@ -147,7 +147,7 @@ def test_teachers_of_another_width_are_turned_to_the_students_vectors(
     _, closest = orthogonal_procrustes(side @ axes, own)  # the turn itself is ill-conditioned: own vectors are similar
     assert (found * own).sum() == pytest.approx(closest, rel=1e-3)
     kept = (values[:32] ** 2).sum() / (values**2).sum()
-    assert f"teacher vectors: {kept:.1%} of their squares are in 32 principal axes" in capsys.readouterr().err
+    assert f"teacher vectors: 32 principal axes keep {kept:.1%} of their squared length" in capsys.readouterr().err
 
 
 def test_a_narrower_teacher_fits_into_the_students_width(tiny_bert: Path, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_text_without_a_vector_is_named(tiny_bert: Path, tmp_path: Path) -> No
     texts.write_text("\n".join([*TEXTS, "A text of its own."]) + "\n", encoding="utf-8")
     words = {"encoder": tiny_bert, "corpus": texts, "teacher_vectors": folder, "max_tokens": 64}
     corpus, _, objective = prepare(load_recipe("distill", words | {"batch_size": 8, "held_out": 0}))
-    message = r"1 of 37 texts have no vector of every teacher, the first is 'A text of its own\.'; embed the corpus"
+    message = r"1 of 37 texts do not have a vector from every teacher, such as 'A text of its own\.'; embed the"
     with pytest.raises(CorpusError, match=message):
         objective.begin(corpus, tmp_path)
 
@@ -190,9 +190,9 @@ def broken(folder: Path, kind: str) -> list[str]:
     ("kind", "message"),
     [
         ("empty", r"has no vectors/\*/\*\.parquet; give a folder that cloze bulk wrote"),
-        ("two models", r"has vectors of several models \(one, two\); embed it anew"),
-        ("binary", r"has vectors of type .*uint8.*; embed it with --dtype float32, float16 or int8"),
-        ("torn", "cannot be read .*; embed it anew"),
+        ("two models", r"has vectors of several models \(one, two\); embed the texts again with one"),
+        ("binary", r"has vectors of type .*uint8.*; embed the texts again with --dtype float32, float16 or int8"),
+        ("torn", "cannot be read .*; embed the texts again"),
         ("apart", "have no text in common; embed the same file with each teacher"),
     ],
 )
@@ -226,15 +226,15 @@ def test_a_disk_without_space_for_the_vectors_says_what_to_do(tmp_path: Path, mo
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = written(tmp_path / "vectors", TEXTS, random(8))
-    with pytest.raises(CorpusError, match="has no column 'body'; it has text, embedding, tokens, truncated"):
+    with pytest.raises(CorpusError, match="has no column 'body'; name one of text, embedding, tokens, truncated"):
         TeacherVectors.read([folder], [1], "body")
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"teacher": ["t"]}, "teacher is 't' and there are teacher_vectors, .*; write one of them"),
-        ({"teacher_weights": ["1"]}, "teacher_weights has 1 numbers and teacher_vectors 2 folders"),
+        ({"teacher": ["t"]}, "teacher is 't', but teacher_vectors .*; write only one of the two"),
+        ({"teacher_weights": ["1"]}, "teacher_weights has 1 numbers, but teacher_vectors has 2 folders"),
     ],
 )
 def test_keys_that_contradict_teacher_vectors_are_refused(keys: dict[str, list[str]], message: str) -> None:

@@ -106,7 +106,7 @@ def test_words_of_the_command_line_become_values() -> None:
         ("simcse", {"pooling": ["pooler"]}, "--pooling is 'pooler': .*'mask', 'cls', 'mean', 'max'"),
         ("simcse", {"template": ["no place"]}, r"has \[X\] 0 times"),
         ("simcse", {"pooling": ["mask"]}, r"has \[MASK\] 0 times"),
-        ("simcse", {"min_words": ["9"], "max_words": ["3"]}, "max_words is 3 and min_words 9"),
+        ("simcse", {"min_words": ["9"], "max_words": ["3"]}, "max_words is 3, but min_words is 9"),
         ("simcse", {"learning_rate": ["inf"]}, "learning_rate is inf: write a finite number"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_bad_key_is_named_with_what_to_write(name: str, words: dict[str, list[
 
 
 def test_a_bad_recipe_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"no recipe 'simcsee': neither a file nor one of .*simcse"):
+    with pytest.raises(RecipeError, match=r"no recipe 'simcsee'; give a TOML file, or one of .*simcse"):
         load_recipe("simcsee")
     path = tmp_path / "bad.toml"
     path.write_text("method = ", encoding="utf-8")

@@ -71,7 +71,7 @@ def _refuse_known_names(suite: str, own: Sequence[Path]) -> None:
     for path in own if suite in ("sts", "retrieval") else ():
         name = path.resolve().name
         if name in (*STS_TASKS, *DEV_TASKS, "Avg.") or name.partition(" ")[0] in SUITES:
-            raise RunError(f"{path}: {name!r} is the name of a set or suite that Cloze has; rename the folder")
+            raise RunError(f"{path}: {name!r} is the name of one of Cloze's own sets or suites; rename the folder")
 
 
 def _refuse_same_names(suite: str, names: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ class BaselineTask(Task):
 
     def obstacle(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, SentenceEncoder):
-            return f"{subject.name} shows no layers, so it has no baselines; score those of a run or an encoder"
+            return f"{subject.name} does not expose its layers, so it has no baselines; score a run or an encoder"
         return None
 
     def run(self, subject: Subject) -> list[Score]:

@@ -32,7 +32,9 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
         return []
     pairs = load_tasks(data, ("STS-B",))["STS-B"]
     if (count := pairs.gold.count(POSITIVE)) != POSITIVES:
-        raise CorpusError(f"sts-test.csv has {count} pairs with the score 5, STS-B test has {POSITIVES}; get it again")
+        raise CorpusError(
+            f"sts-test.csv has {count} pairs with the score 5, but STS-B test has {POSITIVES}; get it again"
+        )
     return [NeighbourTask("STS-B", pairs)]
 
 

@@ -64,7 +64,10 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
             f"{', '.join(map(str, files))}: no probe has {LEAST} items; give more English sentences, one per line"
         )
     for name in few:
-        print(f"left out: {name}, of which these sentences give {len(probes[name])} items", file=sys.stderr)
+        print(
+            f"skipped the probe {name}: these sentences give {len(probes[name])} items, fewer than {LEAST}",
+            file=sys.stderr,
+        )
     return [ProbeTask(name, items) for name, items in probes.items() if name not in few]
 
 

@@ -146,8 +146,8 @@ def _lines(folder: Path, file: str) -> Iterator[str]:
     lines = lines[1 if header else 0 : len(lines) - (not lines[-1])]
     if len(lines) != COUNTS[file]:
         raise CorpusError(
-            f"{path} has {len(lines)} rows, SentEval's has {COUNTS[file]}; the accuracy would not compare: get "
-            "SentEval's data again"
+            f"{path} has {len(lines)} rows, but SentEval's has {COUNTS[file]}, so accuracies would not be comparable: "
+            "get SentEval's data again"
         )
     return iter(lines)
 
