@@ -357,7 +357,9 @@ def test_files_of_other_columns(tmp_path: Path) -> None:
     ):
         Source.find(f"{tmp_path}/*.parquet")  # and not when its turn comes
     write(tmp_path / "b.parquet", [{"text": "a"}])
-    with pytest.raises(SourceError, match=r"b\.parquet does not have the column 'place', of int64 in the files before"):
+    with pytest.raises(
+        SourceError, match=r"b\.parquet does not have the column 'place', which is int64 in the files before"
+    ):
         Source.find(f"{tmp_path}/*.parquet")
 
 
