@@ -124,7 +124,7 @@ def test_what_cannot_be_fitted_is_one_line(bundles: Path, texts: Path, tmp_path:
         ((old, str(tmp_path), out, "--texts", str(texts)), "so it is not a finished bundle"),
         ((old, near, str(tmp_path), "--texts", str(texts)), "is a folder; name a file"),
         ((old, near, out, "--texts", str(tmp_path / "none.txt")), "does not exist"),
-        ((old, near, str(few), "--texts", str(tmp_path / "*.txt")), "is one of the files that are read"),
+        ((old, near, str(few), "--texts", str(tmp_path / "*.txt")), "would overwrite one of the files that are read"),
     ]:
         with pytest.raises(ClozeError, match=message):
             bridge.main(words)
