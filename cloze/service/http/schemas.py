@@ -48,7 +48,10 @@ class Chunking(_Body):
 
     tokens: int | None = Field(None, ge=1, description="Maximum number of tokens in a chunk; null: as many as fit")
     overlap: int = Field(
-        0, ge=0, description="Number of tokens that a chunk shares with the previous one, at most half of `tokens`"
+        0,
+        ge=0,
+        description="Maximum number of tokens that a chunk repeats from the end of the previous one, at most half of "
+        "`tokens`",
     )
     mean: bool = Field(
         False,

@@ -4,7 +4,7 @@ The service is ready while it is not stopping, no batch has run for `stall_secon
 succeeded, and no task in the background fails. A busy service is ready. A fault that lasts ends the process, so that
 its supervisor starts a new one:
 
-    HUNG  70   a batch, the loading of a model at start, or the event loop has hung for 3 × stall_seconds
+    HUNG  70   a batch, or the loading of a model at start, has run for 3 × stall_seconds; or the event loop has hung
     LOST  71   every batch of a model, even a test with an empty text, has failed for 2 × stall_seconds: a lost GPU
 
 A thread judges this, because a hanging event loop cannot.

@@ -209,8 +209,8 @@ class SSimCSERecipe(DropoutRecipe):
     method: Literal["ssimcse"]
     scope: Literal["pass", "op", "sentence", "sentence-op"] = Field(
         "op",
-        description="what has its own dropout rate: pass, each forward pass; op, each dropout operation; sentence, "
-        "each sentence; sentence-op, each operation of each sentence",
+        description="what has its own dropout rate: pass, each view of a batch; op, each dropout operation of a view; "
+        "sentence, each sentence; sentence-op, each operation of each sentence",
     )
     distribution: Distribution = Field(
         "uniform", description="distribution of the rates: fixed, uniform, beta, truncnormal or choice"
@@ -402,8 +402,8 @@ class DistillRecipe(Recipe):
     )
     teacher_vectors: tuple[str, ...] = Field(
         (),
-        description="folders that cloze bulk wrote for the texts of the corpus, one per teacher; used instead of "
-        "teacher",
+        description="folders that cloze bulk wrote for the texts of the corpus, one per teacher; cannot be "
+        "combined with teacher",
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (), description="weight of each teacher of teacher_vectors in the combined cosine; unset: equal weights"
