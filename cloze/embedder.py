@@ -123,7 +123,7 @@ def _listed(texts: Sequence[str]) -> list[str]:
     """Return the texts as a list; a single text becomes a list of one. Raises OptionError if one is not a text."""
     if (
         isinstance(texts, Mapping | set | frozenset)
-        or not isinstance(texts, Iterable)
+        or not (isinstance(texts, Iterable) or hasattr(texts, "__getitem__"))
         or getattr(texts, "ndim", 1) != 1
     ):
         raise OptionError(f"the texts are a {type(texts).__name__}; give a list of them, such as a column of a table")

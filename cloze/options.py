@@ -6,7 +6,6 @@ Training and the service both use it, so that all commands have the same flags, 
 import difflib
 import inspect
 import json
-import os
 import re
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
@@ -58,7 +57,8 @@ class Options(BaseSettings):
         """
         words = sys.argv[1:] if arguments is None else list(arguments)
         if other := next((word for word in words if not _is_utf8(word)), None):
-            raise OptionError(f"{os.fsencode(other)!r} is not UTF-8; rename the file that it names")
+            shown = "a word" if any("key" in word.lower() for word in words) else ascii(other)
+            raise OptionError(f"{shown} of the command line is not UTF-8; rename the file that it names")
         titles = {flag(name): title for title, names in cls.groups.items() for name in names}
         try:
             source = CliSettingsSource[Any](

@@ -57,6 +57,8 @@ def test_any_sequence_of_strings_is_taken(model: Any) -> None:
     column = pyarrow.chunked_array([["dogs"], ["a man"]])
     for texts in (("dogs", "a man"), np.array(["dogs", "a man"]), {"dogs": 1, "a man": 2}.keys(), column):
         np.testing.assert_array_equal(model.embed(texts), expected)
+    old = type("Old", (), {"__len__": lambda _: 2, "__getitem__": lambda _, place: ["dogs", "a man"][place]})()
+    np.testing.assert_array_equal(model.embed(old), expected)  # a sequence of the oldest kind
     assert model.embed("dogs").shape == (1, 384)
     assert model.embed([]).shape == (0, 384)
 

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
@@ -14,6 +15,7 @@ from cloze.command import run
 from cloze.encoding.errors import OptionError
 from cloze.machine import mallopt
 from cloze.service.adopted import bundle_of
+from cloze.service.inference.threads import OWN_THREAD
 from cloze.service.monitoring.logs import configure_logs, end_process
 from cloze.service.settings import Settings
 
@@ -67,7 +69,7 @@ def _serve(settings: Settings) -> None:
     gc.freeze()  # the garbage collection after each reload can skip what was imported
     with bind(settings.hostname, settings.port) as listener:
         application = create_app(settings)
-        _on_stop(sys.exit)  # uvicorn drains first and then raises the signal again
+        _on_stop(_leave)  # uvicorn drains first and then raises the signal again
         serve(application, settings, listener)
 
 
@@ -107,6 +109,13 @@ def limit_free_memory() -> None:
     bodies and responses that it has held.
     """
     mallopt({M_MMAP_THRESHOLD: LARGE, M_TRIM_THRESHOLD: LARGE, M_ARENA_MAX: 2})
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit; but end at once if a reload loads a model, whose thread would abort in an interpreter that shuts down."""
+    if any(thread.name == OWN_THREAD for thread in threading.enumerate()):
+        end_process(status)
+    sys.exit(status)
 
 
 def _on_stop(end: Callable[[int], NoReturn]) -> None:

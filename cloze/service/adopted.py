@@ -67,10 +67,12 @@ def _adopt(model: str, bundle: Path, revision: str | None) -> None:
         try:
             status = process.wait()
         except BaseException:
-            process.send_signal(signal.SIGINT)  # so that it removes what it has written
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDING)
-            process.kill()
+            try:
+                with suppress(subprocess.TimeoutExpired, ValueError):  # Windows cannot send SIGINT
+                    process.send_signal(signal.SIGINT)  # so that it removes what it has written
+                    process.wait(ENDING)
+            finally:
+                process.kill()
             raise
     if status == CANNOT:
         sys.exit(CANNOT)

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from huggingface_hub import try_to_load_from_cache
 
-from cloze.encoding.bundle import SPEC_FILE, Bundle, sha256
+from cloze.encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, sha256
 from cloze.encoding.calibration import CALIBRATION_FILE
 from cloze.encoding.heads import HEAD_FOLDER
 from cloze.training.data.corpus import files_of
 from cloze.training.encoder_source import encoder_folder
 from cloze.training.recipes.recipe import Recipe
+from cloze.training.run_folder import FOLDER_DIGEST
 
 MODELS: Final = ("encoder", "generator", "guide", "teacher")  # keys of recipes
 FILES: Final = ("dev", "teacher_vectors")
@@ -39,8 +40,8 @@ def _digest(place: str) -> str:
         files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_beside(file.relative_to(path)))
         lines = "\n".join(f"{file.relative_to(path)} {sha256(file)}" for file in files)
         if (path / SPEC_FILE).is_file():
-            lines += f"\n{Bundle.load(path).spec.space}"
-        return hashlib.sha256(lines.encode()).hexdigest()
+            lines += f"\n{Bundle.load(path).spec.model_dump_json(include={*EmbeddingConfig.model_fields, 'weights'})}"
+        return FOLDER_DIGEST + hashlib.sha256(lines.encode()).hexdigest()
     config = try_to_load_from_cache(place, "config.json")
     return Path(config).parent.name if isinstance(config, str) else ""
 

@@ -40,6 +40,7 @@ TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter
 
 ADAPTED: Final = "adapt"  # the method of a run of `cloze adapt`
 UNTRAINED: Final = "untrained"  # the method of an encoder that became a run without training
+FOLDER_DIGEST: Final = "folder "  # before the digest of a folder's files that decide vectors
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ class Run:
     def differences(self, other: Self) -> list[str]:
         """Names of the texts, models and files that differ between the two runs."""
         texts = _different_texts(_read_json(self.data_file), _read_json(other.data_file))
-        return texts + _different_inputs(self._inputs, other._inputs)
+        known = self._inputs and other._inputs
+        return texts + (_different_inputs(self._inputs, other._inputs) if known else [])
 
     @property
     def _inputs(self) -> dict[str, str]:
@@ -304,7 +306,13 @@ def _different_texts(before: Sequence[dict[str, Any]], now: Sequence[dict[str, A
 
 
 def _different_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in before.keys() | now.keys() if now.get(name) != before.get(name))
+    changed = {name for name in before.keys() & now.keys() if differ(before[name], now[name])}
+    return sorted(changed | (before.keys() ^ now.keys()))
+
+
+def differ(first: str, second: str) -> bool:
+    """Whether two digests are of different inputs. That of a folder is not compared with one of an earlier format."""
+    return first != second and first.startswith(FOLDER_DIGEST) == second.startswith(FOLDER_DIGEST)
 
 
 def parent_name(encoder: str) -> str:

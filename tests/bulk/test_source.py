@@ -123,6 +123,7 @@ def test_a_folder_a_pattern_and_a_url(tmp_path: Path) -> None:
     (tmp_path / "with blank" / "d.txt").write_bytes(b"text\n")
     found = Source.find(f"file://{tmp_path}/with%20blank/*.txt").files
     assert [file.path for file in found] == [f"{tmp_path}/with blank/d.txt"]  # and not those of other folders
+    assert [file.name for file in Source.find(f"file://{tmp_path}/b*?txt").files] == ["b.txt"]
 
 
 def test_the_query_of_a_url_with_a_pattern_goes_to_its_file_system(
@@ -332,6 +333,26 @@ def test_texts_of_parquet_may_be_held_in_several_ways(tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / f"{number}.parquet")
     found = rows(Source.find(str(tmp_path)))
     assert [(row["text"], row["place"]) for row in found] == [(f"text {number}", number) for number in range(3)]
+
+
+def test_a_later_file_of_parquet_may_have_nulls(tmp_path: Path) -> None:
+    strict = pa.schema([pa.field("text", pa.string(), False), pa.field("place", pa.int64(), False)])
+    pq.write_table(pa.table({"text": ["a"], "place": [1]}, schema=strict), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["b", None], "place": [None, 2]}), tmp_path / "b.parquet")
+    parts = read(Source.find(str(tmp_path)))
+    for part in parts:
+        pq.write_table(part.table, tmp_path / "out")
+    assert [row["place"] for part in parts for row in part.table.to_pylist()] == [1, None, 2]
+
+
+def test_categories_of_two_sizes_are_refused_before_the_first_is_read(tmp_path: Path) -> None:
+    for name, size in (("a", pa.int8()), ("b", pa.int16())):
+        tags = pa.array(["x"]).cast(pa.dictionary(size, pa.string()))
+        pq.write_table(pa.table({"text": ["a"], "tag": tags}), tmp_path / f"{name}.parquet")
+    with pytest.raises(
+        SourceError, match=r"b\.parquet has dictionary<.*int16.* in the column 'tag', which is dictionary"
+    ):
+        Source.find(str(tmp_path))
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:

@@ -79,8 +79,11 @@ class Bundles:
         self.choose(0)
 
     def choose(self, seed: int) -> None:
+        self.link(self._versions / str(seed))
+
+    def link(self, bundle: Path) -> None:
         new = self.served / ".next"
-        new.symlink_to(self._versions / str(seed))
+        new.symlink_to(bundle)
         os.replace(new, self.served / "tiny")
 
 
@@ -330,3 +333,43 @@ def test_sigterm_ends_a_start_at_once(bundle: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=PATIENCE)
     assert (process.returncode, log) == (0, "")
+
+
+STOPPED = """
+import sys
+from cloze.command import run
+from cloze.service.__main__ import main
+from cloze.service.inference.model import Model
+
+warm_up = Model.warm_up
+
+def for_ever(model):
+    if "tiny" in loaded:  # a reload
+        print("reloading", file=sys.stderr, flush=True)
+        encoder = model.bundle.text_encoder
+        while True:  # a real model is in ONNX Runtime nearly all of the time
+            model.session.run(encoder.pad([encoder.longest]))
+    loaded.add(model.name)
+    warm_up(model)
+
+loaded = set()
+Model.warm_up = for_ever
+sys.exit(run(main))
+"""
+
+
+def test_sigterm_during_a_reload_ends_the_service_with_status_0(bundles: Bundles) -> None:
+    """The thread that loads the new model is in ONNX Runtime when the interpreter shuts down."""
+    command = [sys.executable, "-c", STOPPED, "--bundle", str(bundles.served), "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "try: curl" not in (line := process.stderr.readline()):
+            assert line
+        bundles.link(ROOT / "models" / "cloze-mini")
+        process.send_signal(signal.SIGHUP)
+        while line != "reloading\n":
+            line = process.stderr.readline()
+            assert line
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, log

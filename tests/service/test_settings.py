@@ -109,6 +109,12 @@ def test_a_long_value_is_shown_in_part() -> None:
     assert len(str(caught.value)) < 500
 
 
+def test_a_key_that_is_not_utf_8_is_not_shown() -> None:
+    for words in (["--api-keys=\udcff" + SECRET], ["--api-keys", "\udcff" + SECRET]):
+        with pytest.raises(OptionError, match=r"^a word of the command line is not UTF-8; rename the file"):
+            Settings.read(words, {})
+
+
 def test_keys_are_taken_and_never_shown() -> None:
     settings = read(f"--bundle b --api-keys {SECRET}", CLOZE_ADMIN_KEYS=SECRET)
     assert settings.api_keys.get_secret_value() == settings.admin_keys.get_secret_value() == SECRET

@@ -430,7 +430,8 @@ def test_a_link_to_nothing_is_refused_before_the_model_is_loaded(tmp_path: Path,
 
 def test_a_word_that_is_not_utf_8_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(lambda: main(["simcse", *words, "--corpus", os.fsdecode(b"caf\xe9.txt")])) == 2
-    assert capsys.readouterr().err == "error: b'caf\\xe9.txt' is not UTF-8; rename the file that it names\n"
+    expected = r"error: 'caf\udce9.txt' of the command line is not UTF-8; rename the file that it names"
+    assert capsys.readouterr().err == f"{expected}\n"
 
 
 def test_a_run_in_the_way_says_how_to_continue(

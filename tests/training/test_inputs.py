@@ -29,7 +29,7 @@ def test_what_is_put_beside_a_model_does_not_change_it(tmp_path: Path) -> None:
     assert digest(folder) == before
 
 
-@pytest.mark.parametrize("options", [{"seed": 9}, {"template": "[X] is [MASK]."}])
+@pytest.mark.parametrize("options", [{"seed": 9}, {"template": "[X] is [MASK]."}, {"max_tokens": 20}])
 def test_another_model_has_another_digest(tmp_path: Path, options: dict[str, object]) -> None:
     folder = write_bundle(tmp_path / "tiny")
     before = digest(folder)

@@ -7,6 +7,7 @@ an earlier one stopped. A row that cannot be read, such as a line that is not JS
 
 import glob
 import io
+import posixpath
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,10 +33,10 @@ FOOTERS: Final = 16  # of parquet files, read at once
 DEEPEST: Final = 100  # levels of nested lists and objects
 SAMPLE: Final = 1000  # first rows of a text file, which decide its columns
 PARQUET: Final = ".parquet"
-KINDS: Final[tuple[tuple[Callable[[pa.DataType], bool], type | tuple[type, ...]], ...]] = (  # of JSON values
-    (pa.types.is_string, str),
-    (pa.types.is_boolean, bool),
-    (pa.types.is_integer, int),
+KINDS: Final[tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...]] = (  # of JSON values
+    (pa.types.is_string, (str,)),
+    (pa.types.is_boolean, (bool,)),
+    (pa.types.is_integer, (int,)),
     (pa.types.is_floating, (int, float)),
 )
 
@@ -186,15 +187,17 @@ class Source:
         return pa.Table.from_pylist([row for index, row in enumerate(rows) if index not in reasons], self.schema)
 
     def _mismatches(
-        self, rows: list[Row], reasons: Container[int], fits: Callable[[Any, pa.DataType], bool]
+        self, rows: list[Row], reasons: Container[int], checker: Callable[[pa.DataType], Callable[[Any], bool]]
     ) -> dict[int, str]:
         """Return the reason why a value does not fit its column, by the index of its row."""
         found: dict[int, str] = {}
+        good = {index: row for index, row in enumerate(rows) if index not in reasons}
         for field in self.schema:
-            for index, row in enumerate(rows):
-                if index in reasons or fits(value := row.get(field.name), field.type):  # type: ignore[union-attr]
-                    continue
-                found.setdefault(index, f"the column {field.name!r} is {value!r:.100}, not of type {field.type}")
+            fits = checker(field.type)
+            values = ((index, row.get(field.name)) for index, row in good.items())  # type: ignore[union-attr]
+            for index, value in values:
+                if not fits(value):
+                    found.setdefault(index, f"the column {field.name!r} is {value!r:.100}, not of type {field.type}")
         return found
 
     def _with_ids(self, table: pa.Table, file: int, rows: Iterable[int]) -> pa.Table:
@@ -203,28 +206,40 @@ class Source:
         return table.add_column(0, "id", pa.array([f"{self.files[file].name}:{row + 1}" for row in rows], pa.string()))
 
 
-def _fits(value: Any, column_type: pa.DataType) -> bool:
-    """Whether a JSON value has a type. pyarrow would convert 2.5 to the integer 2, and a text to a list of letters."""
-    if value is None:
-        return True
+def _fits(column_type: pa.DataType) -> Callable[[Any], bool]:
+    """Return what checks a JSON value of a column: pyarrow would make 2.5 the integer 2, and a text its letters."""
     if pa.types.is_list(column_type):
-        return isinstance(value, list) and all(_fits(item, column_type.value_type) for item in value)
+        of_items, fits = _kinds(column_type.value_type), _fits(column_type.value_type)
+        return lambda value: (
+            value is None or (isinstance(value, list) and (of_items >= set(map(type, value)) or all(map(fits, value))))
+        )
     if pa.types.is_struct(column_type):
-        fields = (column_type.field(index) for index in range(column_type.num_fields))
-        return isinstance(value, dict) and all(_fits(value.get(field.name), field.type) for field in fields)
-    if isinstance(value, bool):
-        return bool(pa.types.is_boolean(column_type))
-    if isinstance(value, float) and pa.types.is_integer(column_type):
-        return value.is_integer()
-    return isinstance(value, next((kinds for is_of, kinds in KINDS if is_of(column_type)), object))
+        fields = [column_type.field(index) for index in range(column_type.num_fields)]
+        checks = [(field.name, _fits(field.type)) for field in fields]
+        return lambda value: (
+            value is None or (isinstance(value, dict) and all(fits(value.get(name)) for name, fits in checks))
+        )
+    kinds = _kinds(column_type)
+    if pa.types.is_integer(column_type):
+        return lambda value: type(value) in kinds or (type(value) is float and value.is_integer())
+    return lambda value: not kinds or type(value) in kinds
 
 
-def _converts(value: Any, column_type: pa.DataType) -> bool:
-    try:
-        pa.array([value], column_type)
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError, ValueError):
-        return False
-    return True
+def _kinds(column_type: pa.DataType) -> set[type]:
+    """Return the types of JSON values that a column of single values always takes; none if it is another column."""
+    kinds = next((kinds for is_of, kinds in KINDS if is_of(column_type)), None)
+    return {*kinds, type(None)} if kinds else set()
+
+
+def _converts(column_type: pa.DataType) -> Callable[[Any], bool]:
+    def converts(value: Any) -> bool:
+        try:
+            pa.array([value], column_type)
+        except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError, ValueError):
+            return False
+        return True
+
+    return converts
 
 
 def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
@@ -259,6 +274,8 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     pattern = list[str]()
     if "://" in location:
         address, mark, query = location.partition("?")  # s3:// may have its endpoint in the query
+        if "=" not in query:  # a pattern, as in part-??.txt
+            address, mark, query = location, "", ""
         fixed, star, _ = address.partition("*")
         folder = fixed.rpartition("/")[0] if star else address
         filesystem, path = fs.FileSystem.from_uri(f"{folder}{mark}{query}")
@@ -274,7 +291,7 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
         return filesystem, [top]
     inside = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
     if pattern:
-        return filesystem, [info for info in inside if _matches(relpath(info.path, path).split("/"), pattern)]
+        return filesystem, [info for info in inside if _matches(posixpath.relpath(info.path, path).split("/"), pattern)]
     seen = [info for info in inside if info.type == fs.FileType.File and not _hidden(relpath(info.path, path))]
     known = [info for info in seen if _is_known(info.path)]
     if others := sorted({info.path for info in seen} - {info.path for info in known}):
@@ -347,20 +364,22 @@ def _check_parquet(filesystem: fs.FileSystem, paths: Sequence[str], schema: pa.S
         for path, found in zip(paths, pool.map(read, paths), strict=True):
             for field in schema:
                 other = found.field(field.name).type if field.name in found.names else None
-                if other != field.type and not (_is_text(field.type) and other is not None and _is_text(other)):
+                if other is None or not _is_as(other, field.type):
                     raise _other_columns(path, field, other)
 
 
-def _is_text(column_type: pa.DataType) -> bool:
-    """Whether a column holds texts, in one of the types that parquet writers use."""
-    kind = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
+def _is_as(other: pa.DataType, column_type: pa.DataType) -> bool:
+    """Whether a column has a type, or is text of another type that can be cast to this one."""
+    if column_type not in (pa.string(), pa.large_string()):
+        return bool(other == column_type)
+    kind = other.value_type if pa.types.is_dictionary(other) else other
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _as_in(schema: pa.Schema, table: pa.Table) -> pa.Table:
-    """Return the columns of a schema, cast to its types; the table may have another text type."""
+    """Return the columns of a schema, cast to its types. Any of them may have nulls, in a later file if not in this."""
     columns = [table.column(field.name).cast(field.type) for field in schema]
-    return pa.table(columns, schema=schema)
+    return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
 def _other_columns(path: str, field: pa.Field, other: pa.DataType | None = None) -> SourceError:

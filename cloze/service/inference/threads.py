@@ -14,6 +14,7 @@ from cloze.service.client import Client
 
 Result = TypeVar("Result")
 
+OWN_THREAD: Final = "own"  # name of the threads that `run_in_own_thread` starts
 MAX_WORKERS: Final = 16  # more would wait for Python's lock
 SMALL_SIZE: Final = 2**16  # characters that are tokenised in a fraction of a second
 MAX_SIZE: Final = MAX_WORKERS * SMALL_SIZE  # characters tokenised at once; each may be a token of 400 bytes
@@ -152,5 +153,5 @@ def run_in_own_thread(task: Callable[[], Result]) -> Future[Result]:
             future.set_exception(error)
 
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-    Thread(target=run, name="own", daemon=True).start()
+    Thread(target=run, name=OWN_THREAD, daemon=True).start()
     return future

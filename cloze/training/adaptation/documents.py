@@ -5,6 +5,7 @@ encoder's input, so it is cut at blank lines and headings into passages of up to
 heading above it.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from bs4.element import NavigableString
 from markdown_it import MarkdownIt
 
 from cloze.training.bar import bar, console
-from cloze.training.data.corpus import files_below, read_lines, read_records
+from cloze.training.data.corpus import files_below, named_in_utf8, read_lines, read_records
 from cloze.training.errors import CorpusError
 
 PASSAGE_WORDS: Final = 200
@@ -94,14 +95,15 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
     """The documents of a file, or of a folder's files at any depth, sorted by name. Raises CorpusError."""
     if path.is_dir():
         files = files_below(path)
-        texts = [file for file in files if file.suffix.lower() in TEXT_FILES]
+        texts = [named_in_utf8(file) for file in files if file.suffix.lower() in TEXT_FILES]
         if not texts:
             raise CorpusError(
                 f"{path} has no {', '.join(TEXT_FILES)} files; name tables ({', '.join(TABLES)}) as files"
             )
         if others := sorted(set(files) - set(texts)):
+            example = os.fsencode(others[0].relative_to(path)).decode("utf-8", "replace")
             console.print(
-                f"{path}: skipped {len(others):,} files, such as {others[0].relative_to(path)}; in a folder, only "
+                f"{path}: skipped {len(others):,} files, such as {example}; in a folder, only "
                 f"{', '.join(TEXT_FILES)} are read, so name tables as files"
             )
         yield from _of_files({file.relative_to(path).as_posix(): file for file in texts}, path)

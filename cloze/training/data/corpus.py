@@ -192,7 +192,7 @@ def files_of(path: str) -> list[Path]:
     if Path(path).is_file():
         return [Path(path)]
     if has_magic(path):
-        files = sorted(_named_in_utf8(file) for file in map(Path, glob(path, recursive=True)) if file.is_file())
+        files = sorted(named_in_utf8(file) for file in map(Path, glob(path, recursive=True)) if file.is_file())
         if not files:
             raise CorpusError(f"no file matches {path}; check the pattern")
         return files
@@ -201,20 +201,25 @@ def files_of(path: str) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files of a folder at any depth, sorted by name, without hidden ones. Links to folders are followed.
+    """The files of a folder at any depth, sorted by name, without hidden ones. Links to folders are followed last.
 
-    Raises CorpusError for a name that is not UTF-8, because output files could not contain it.
+    A file that can be reached in several ways is there once, by its path without links if there is one.
     """
-    files, seen = list[Path](), set[str]()
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(parent)
-        folders[:] = [] if real in seen else [name for name in folders if not name.startswith(".")]
-        files += [] if real in seen else [Path(parent, name) for name in names if not name.startswith(".")]
-        seen.add(real)
-    return sorted(_named_in_utf8(file) for file in files if file.is_file())
+    files, seen, starts = list[Path](), set[str](), [folder]
+    while starts:
+        links = list[Path]()
+        for parent, folders, names in chain.from_iterable(map(os.walk, starts)):
+            new = os.path.realpath(parent) not in seen
+            seen.add(os.path.realpath(parent))
+            folders[:] = sorted(name for name in folders if new and not name.startswith("."))
+            links += [Path(parent, name) for name in folders if os.path.islink(os.path.join(parent, name))]
+            files += [Path(parent, name) for name in names if new and not name.startswith(".")]
+        starts = sorted(links)
+    return sorted(file for file in files if file.is_file())
 
 
-def _named_in_utf8(file: Path) -> Path:
+def named_in_utf8(file: Path) -> Path:
+    """The file. Raises CorpusError if its name is not UTF-8, because output files could not contain it."""
     try:
         str(file).encode()
     except UnicodeEncodeError as error:

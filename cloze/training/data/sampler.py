@@ -4,6 +4,7 @@ An epoch's order depends only on the seed and the epoch, so that a resumed run c
 processes agree. The epochs of different seeds have different orders.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Container, Iterator, Sequence
 from heapq import heappop, heappush
@@ -166,8 +167,8 @@ class WeightedSampler(EpochSampler):
     def __init__(self, files: NDArray[np.int64], weights: Sequence[float], seed: int) -> None:
         super().__init__(len(files), seed)
         self.places = [torch.from_numpy(np.flatnonzero(files == number)) for number in range(len(weights))]
-        shares = np.array(weights) / max(weights)  # so that their sum is finite
-        exact = self.size * shares / shares.sum()
+        shares = np.array(weights) if math.isfinite(sum(weights)) else np.array(weights) / max(weights)
+        exact = self.size * shares / sum(shares)
         self.counts = np.floor(exact).astype(int)
         largest = np.argsort(self.counts - exact, kind="stable")
         self.counts[largest[: self.size - self.counts.sum()]] += 1

@@ -55,22 +55,25 @@ class SeedRuns:
             raise RunError(f"{self.folder} holds files other than runs of seeds; choose another --out")
         for seed, run in self.runs.items():
             Run.same(run.path, self.recipe(seed))
+        self._compare([run for run in self.runs.values() if run.finished])
 
     def write_summary(self) -> Table:
         """Write seeds.json when all runs are finished; return it as a table.
 
         Raises RunError if not all of them read the same text, models and dev data.
         """
-        run, *others = self.runs.values()
-        for other in others:
-            if changed := run.differences(other):
-                raise RunError(
-                    f"{run.path} and {other.path} did not read the same {', '.join(changed)}; remove the older of the "
-                    "two, and train again"
-                )
+        self._compare(list(self.runs.values()))
         figures = summary({seed: run.provenance()["dev_score"] for seed, run in self.runs.items()})
         (self.folder / SUMMARY).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         return _table(figures)
+
+    def _compare(self, runs: Sequence[Run]) -> None:
+        for run in runs[1:]:
+            if changed := runs[0].differences(run):
+                raise RunError(
+                    f"{runs[0].path} and {run.path} did not read the same {', '.join(changed)}; remove the older "
+                    "of the two, and train again"
+                )
 
 
 def summary(scores: Mapping[int, float]) -> dict[str, Any]:

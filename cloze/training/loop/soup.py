@@ -17,7 +17,7 @@ from cloze.training.bar import console
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.run_folder import Run, parent_name
+from cloze.training.run_folder import Run, differ, parent_name
 
 
 def average(
@@ -74,7 +74,8 @@ def average_weights(
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
         if not parent:
             _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
-            if len({digest for each in (runs[0], run) if (digest := Run(each).encoder_digest)}) > 1:
+            first, second = Run(runs[0]).encoder_digest, Run(run).encoder_digest
+            if first and second and differ(first, second):
                 raise RunError(
                     f"{runs[0]} and {run} have different parents with the same name, {provenance['parent']!r}; average "
                     "runs that share one"
@@ -83,7 +84,7 @@ def average_weights(
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
     mean = encoders[0]
     states = [encoder.state_dict() for encoder in encoders]
-    parts = shares / shares.max()  # so that their sum is finite
+    parts = shares if shares.sum().isfinite() else shares / shares.max()
     parts = parts / parts.sum()
     source = parent or provenances[0]["recipe"]["encoder"]
     if parent_share:

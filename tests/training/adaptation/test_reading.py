@@ -441,6 +441,12 @@ def test_a_linked_folder_is_read_and_a_circle_once(tmp_path: Path) -> None:
     (tmp_path / "docs" / "more").symlink_to(tmp_path / "disk")
     (tmp_path / "docs" / "again").symlink_to(tmp_path / "docs")
     assert [document.name for document in read_documents([tmp_path / "docs"])] == ["a.txt", "more/b.txt"]
+    for name in ("real", "other", "z"):  # however the file system lists them
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "inside").mkdir()
+        (tmp_path / name / "inside" / "c.txt").write_text("Three.\n", encoding="utf-8")
+        (tmp_path / name / "a-link").symlink_to(tmp_path / name / "inside")
+        assert [document.name for document in read_documents([tmp_path / name])] == ["inside/c.txt"]
 
 
 def test_a_file_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
@@ -448,3 +454,10 @@ def test_a_file_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path / "docs") + b"/caf\xe9.txt")).write_text("One.\n", encoding="utf-8")
     with pytest.raises(CorpusError, match=r"the name of the file b'.*caf\\xe9\.txt' is not UTF-8; rename the file"):
         read_documents([tmp_path / "docs"])
+
+
+def test_the_name_of_a_file_that_is_not_read_may_be_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("One.\n", encoding="utf-8")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.pdf")).touch()
+    assert [document.name for document in read_documents([tmp_path])] == ["a.txt"]
+    assert "skipped 1 files, such as caf\ufffd.pdf" in capsys.readouterr().err

@@ -329,7 +329,7 @@ def test_a_converted_bundle_keeps_its_graphs_and_its_space(run: Path, tmp_path: 
     assert f"`SentenceTransformer(FOLDER, trust_remote_code=True)` runs `{CODE}`" in card
     expected = units(GraphEncoder.of(before, "fp32").embed(TEXTS))
     np.testing.assert_allclose(opened(out).encode(TEXTS), expected, atol=1e-5, rtol=0)
-    with pytest.raises(RunError, match=r"can load .*converted as it is"):
+    with pytest.raises(RunError, match=r"can already load .*converted; there is nothing to convert"):
         convert(out, tmp_path / "twice", run)
 
 
