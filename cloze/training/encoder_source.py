@@ -21,6 +21,7 @@ RECIPE_FILE: Final = "recipe.toml"  # of a run
 PROVENANCE_FILE: Final = "run.json"  # of a finished run
 MODEL: Final = "model"  # folder of a run's encoder
 CONFIG_FILE: Final = "embedding_config.json"  # of an encoder that Cloze saved
+FOLDER_DIGEST: Final = "folder "  # before the digest of a folder's files that decide vectors
 CONFIG_FIELDS: Final = ("template", "pooling", "final_period")  # fields of an embedding configuration
 
 Kind: TypeAlias = Literal["run", "bundle", "encoder"]

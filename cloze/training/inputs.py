@@ -13,9 +13,8 @@ from cloze.encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, sha256
 from cloze.encoding.calibration import CALIBRATION_FILE
 from cloze.encoding.heads import HEAD_FOLDER
 from cloze.training.data.corpus import files_of
-from cloze.training.encoder_source import encoder_folder
+from cloze.training.encoder_source import FOLDER_DIGEST, encoder_folder
 from cloze.training.recipes.recipe import Recipe
-from cloze.training.run_folder import FOLDER_DIGEST
 
 MODELS: Final = ("encoder", "generator", "guide", "teacher")  # keys of recipes
 FILES: Final = ("dev", "teacher_vectors")

@@ -31,7 +31,14 @@ from cloze.encoding.bundle import SPEC_FILE, Bundle, Source
 from cloze.encoding.files import check_folder, write_whole
 from cloze.machine import versions
 from cloze.training.data.corpus import Corpus
-from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder, provenance_in
+from cloze.training.encoder_source import (
+    FOLDER_DIGEST,
+    MODEL,
+    PROVENANCE_FILE,
+    RECIPE_FILE,
+    encoder_folder,
+    provenance_in,
+)
 from cloze.training.errors import RunError
 from cloze.training.recipes.recipe import Recipe, to_toml
 
@@ -40,7 +47,6 @@ TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter
 
 ADAPTED: Final = "adapt"  # the method of a run of `cloze adapt`
 UNTRAINED: Final = "untrained"  # the method of an encoder that became a run without training
-FOLDER_DIGEST: Final = "folder "  # before the digest of a folder's files that decide vectors
 
 
 @dataclass(frozen=True)
