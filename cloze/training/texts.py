@@ -72,11 +72,11 @@ class TextsOptions(Options):
         10_000,
         description="passages of each source to hold out of training, with at most a tenth of its sentences",
     )
-    held_out_queries: Annotated[int, Field(ge=1)] = Field(
-        2_000, description="maximum number of queries in each source's held-out collection"
-    )
+    held_out_queries: Count = Field(2_000, description="maximum number of queries in each source's held-out collection")
     exclude: CliVariadicArg[list[Path]] = Field(
-        [], description="files and folders of evaluation data; their texts and sentences are excluded from the result"
+        [],
+        description="files and folders of evaluation data, whose texts and sentences are excluded from the result; "
+        "hidden files in a folder are skipped",
     )
     seed: Count = Field(0, description="seed of the random choice")
 
@@ -88,6 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise CorpusError(
             f"--held-out-queries is {options.held_out_queries:,}, but --held-out is {options.held_out:,}; each query "
             "needs a passage of its own: lower the former, or raise the latter"
+        )
+    if options.held_out and not options.held_out_queries:
+        raise CorpusError(
+            f"--held-out is {options.held_out:,}, but --held-out-queries is 0, and a collection without queries cannot "
+            "be scored; raise the latter, or set both to 0"
         )
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")

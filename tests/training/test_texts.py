@@ -179,6 +179,10 @@ def test_no_query_is_a_phrase_of_the_evaluation_data(corpus: str, tmp_path: Path
         (["--sentences", "100000"], r"the corpus has too few sentences: .*[\d,]+ sentence are missing; add text"),
         (["--single-texts", "5"], "--single-texts is 5, but --singles does not name their file; add --singles"),
         (["--single-texts", "5", "--singles", __file__], "cannot tell the format from its name"),
+        (
+            ["--held-out-queries", "0"],
+            "--held-out is 20, but --held-out-queries is 0, and a collection without queries",
+        ),
         (["--held-out-queries", "21"], "--held-out-queries is 21, but --held-out is 20; each query needs a passage"),
         (["--exclude", "nowhere"], "--exclude nowhere does not exist; give a file or a folder"),
     ],
@@ -272,3 +276,8 @@ def test_each_source_has_a_collection_of_a_tenth_at_most(tmp_path: Path) -> None
         assert found <= set(own)
         assert len({SENTENCES.index(sentence) // 50 for sentence in found}) == 3  # of 30 articles, whole ones
         assert len(collection.queries) == len(collection.documents)
+
+
+def test_nothing_need_be_held_out(corpus: str, tmp_path: Path) -> None:
+    assert made(tmp_path / "out", corpus, "--held-out", "0", "--held-out-queries", "0")
+    assert not (tmp_path / "out" / "retrieval").exists()
