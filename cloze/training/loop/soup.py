@@ -46,6 +46,35 @@ def average_weights(
     the coefficient `parent_share`, which may be 0. By default the parent is the encoder that the first run's recipe
     names. If a run continues another one, its recipe names that run; give `parent`, the parent of both, instead.
     """
+    shares = _checked_shares(runs, weights, parent_share)
+    provenances = [Run(run).provenance() for run in runs]
+    described = _provenance(provenances, shares.tolist(), parent_share, parent)
+    encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
+    weighed = [str(run) for run, encoder in zip(runs, encoders, strict=True) if encoder.token_weights is not None]
+    if weighed:
+        raise RunError(f"{', '.join(weighed)} came from cloze weigh; average the runs first, and weigh their mean")
+    _check_alike(runs, provenances, encoders, bool(parent))
+    mean = encoders[0]
+    states = [encoder.state_dict() for encoder in encoders]
+    parts = shares if shares.sum().isfinite() else shares / shares.max()
+    parts = parts / parts.sum()
+    source = parent or provenances[0]["recipe"]["encoder"]
+    if parent_share:
+        ancestor = _parent(source, mean)
+        if alone := mean.state_dict().keys() ^ ancestor.state_dict().keys():
+            raise RunError(f"only one of {runs[0]} and its parent {source} has {min(alone)}; omit --parent-share")
+        _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
+        states.append(ancestor.state_dict())
+        parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
+    mean.reconfigure(
+        mean.config.model_copy(update={"max_tokens": max(encoder.config.max_tokens for encoder in encoders)})
+    )
+    mean.load_state_dict({name: mean_of([state[name] for state in states], parts) for name in states[0]})
+    return mean, described
+
+
+def _checked_shares(runs: Sequence[Path], weights: Sequence[float] | None, parent_share: float) -> Tensor:
+    """The runs' mixing coefficients, (n). Raises RunError if they or the runs cannot be averaged."""
     if len(runs) < (1 if parent_share else 2):
         raise RunError(
             f"a mean needs two runs or more, or --parent-share; found {len(runs)}: {', '.join(map(str, runs))}"
@@ -65,14 +94,18 @@ def average_weights(
     for run in runs:
         if kind_of(str(run)) != "run":
             raise RunError(f"{run} is not a run; average takes folders that cloze fit wrote")
-    provenances = [Run(run).provenance() for run in runs]
-    described = _provenance(provenances, shares.tolist(), parent_share, parent)
-    encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
-    weighed = [str(run) for run, encoder in zip(runs, encoders, strict=True) if encoder.token_weights is not None]
-    if weighed:
-        raise RunError(f"{', '.join(weighed)} came from cloze weigh; average the runs first, and weigh their mean")
+    return shares
+
+
+def _check_alike(
+    runs: Sequence[Path],
+    provenances: Sequence[dict[str, Any]],
+    encoders: Sequence[SentenceEncoder],
+    parent_is_given: bool,
+) -> None:
+    """Raises RunError unless the runs share embedding configuration, shapes and, if none is given, the parent."""
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
-        if not parent:
+        if not parent_is_given:
             _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
             first, second = Run(runs[0]).encoder_digest, Run(run).encoder_digest
             if first and second and differ(first, second):
@@ -82,23 +115,6 @@ def average_weights(
                 )
         _refuse_difference(runs[0], run, "embedding configurations", _config_of(encoders[0]), _config_of(encoder))
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
-    mean = encoders[0]
-    states = [encoder.state_dict() for encoder in encoders]
-    parts = shares if shares.sum().isfinite() else shares / shares.max()
-    parts = parts / parts.sum()
-    source = parent or provenances[0]["recipe"]["encoder"]
-    if parent_share:
-        ancestor = _parent(source, mean)
-        if alone := mean.state_dict().keys() ^ ancestor.state_dict().keys():
-            raise RunError(f"only one of {runs[0]} and its parent {source} has {min(alone)}; omit --parent-share")
-        _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
-        states.append(ancestor.state_dict())
-        parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
-    mean.reconfigure(
-        mean.config.model_copy(update={"max_tokens": max(encoder.config.max_tokens for encoder in encoders)})
-    )
-    mean.load_state_dict({name: mean_of([state[name] for state in states], parts) for name in states[0]})
-    return mean, described
 
 
 def _parent(source: str, run: SentenceEncoder) -> SentenceEncoder:
