@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -111,9 +111,20 @@ def _read(path: Path) -> str:
 
 def mallopt(values: Mapping[int, int]) -> None:
     """Set parameters of glibc's malloc(3); does nothing with another C library."""
+    if call := _of_glibc("mallopt"):
+        for parameter, value in values.items():
+            call(parameter, value)
+
+
+def trim_memory() -> None:
+    """Return all freed memory to the system, small blocks too; does nothing with another C library than glibc."""
+    if call := _of_glibc("malloc_trim"):
+        call(ctypes.c_size_t(0))
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc's malloc. musl and macOS do not have these functions, and Windows not even such a library."""
     try:
-        call = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # musl and macOS have no mallopt, Windows has no such library
-        return
-    for parameter, value in values.items():
-        call(parameter, value)
+        return getattr(ctypes.CDLL(None), name)  # type: ignore[no-any-return]
+    except (AttributeError, OSError, TypeError):
+        return None

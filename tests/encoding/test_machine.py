@@ -1,12 +1,14 @@
 """The CPUs a process may use, from made-up cgroup trees, and the name of the processor."""
 
+import ctypes
 import os
+import platform
 import re
 from pathlib import Path
 
 import pytest
 
-from cloze.machine import available_cpus, has_bf16, memory_limit, processor, resident_memory
+from cloze.machine import available_cpus, has_bf16, memory_limit, processor, resident_memory, trim_memory
 
 X86 = "processor : 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd4f\n"
@@ -109,3 +111,20 @@ def test_what_this_process_has(tmp_path: Path) -> None:
     (tmp_path / "status").write_text("VmHWM:\t9 kB\nVmRSS:\t    2048 kB\n")
     assert resident_memory(tmp_path / "status") == 2 * 2**20
     assert resident_memory(tmp_path / "none") is None
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc_trim")
+def test_small_freed_blocks_return_to_the_system() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    *blocks, last = [libc.malloc(4000) for _ in range(20_000)]  # 80 MB; the last block keeps the others below the top
+    for block in blocks:
+        libc.free(block)
+    kept = resident_memory()
+    trim_memory()
+    left = resident_memory()
+    libc.free(last)
+    assert kept is not None
+    assert left is not None
+    assert kept - left > 40_000_000

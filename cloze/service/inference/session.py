@@ -22,7 +22,7 @@ from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from cloze.encoding.canaries import TOLERANCES
 from cloze.encoding.errors import OptionError
 from cloze.encoding.text import Batch, TextEncoder
-from cloze.machine import available_cpus
+from cloze.machine import available_cpus, trim_memory
 from cloze.service.errors import BackendFailed, SessionError
 from cloze.service.settings import PrecisionChoice, ProviderChoice
 
@@ -343,6 +343,7 @@ def _open(
             f"{path} cannot be loaded on the GPU: {error}; free its memory, raise gpu_mem_limit if it is set, check "
             "the versions of driver, CUDA and cuDNN, or choose the provider cpu"
         ) from error
+    trim_memory()  # loading frees a third of the graph's size in small blocks, which glibc would keep
     session.disable_fallback()
     if session.get_providers()[0] != profile.name:
         raise _NotOnCUDA(
