@@ -33,6 +33,7 @@ Direction = Literal["left", "right"]
 
 Span = tuple[int, int] | tuple[None, None]
 NOWHERE: Final[Span] = (None, None)
+TOGETHER: Final = 1024  # texts tokenised at once, because the tokenizer's results take much more memory than the ids
 
 
 class Batch(NamedTuple):
@@ -235,10 +236,12 @@ class TextEncoder:
         `truncate=False` it raises TextTooLong. A text that the tokenizer cannot encode raises TextError. Both errors
         have the text's position, counted from `first`, because a caller may pass a slice of its texts.
         """
-        encodings = self._tokenize(texts, first=first)
         return [
             self._place(encoding.ids, position, truncate, direction, max_text_tokens)
-            for position, encoding in enumerate(encodings, first)
+            for start in range(0, len(texts), TOGETHER)
+            for position, encoding in enumerate(
+                self._tokenize(texts[start : start + TOGETHER], first=first + start), first + start
+            )
         ]
 
     def encode_ids(

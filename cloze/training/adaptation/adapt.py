@@ -24,6 +24,7 @@ from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped
 from sklearn.model_selection import KFold  # type: ignore[import-untyped]
 
 from cloze.encoding.bundle import Source
+from cloze.encoding.chunks import UNSPACED
 from cloze.training.adaptation.documents import Document, read_documents
 from cloze.training.adaptation.held_out import HeldOutQueries
 from cloze.training.adaptation.pairs import Judgements, read_pairs
@@ -35,6 +36,7 @@ from cloze.training.evaluation.measures import mean_interval
 from cloze.training.loop.prepare import check_ranking_devices
 from cloze.training.loop.soup import average_weights
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pretrained import fastest_device
 from cloze.training.run_folder import ADAPTED, Run, provenance_of_encoder
 
 LABEL_FILE: Final = "label.csv"
@@ -52,6 +54,7 @@ MADE: Final = 150  # most synthetic queries that are held out; at most one for e
 EXAMPLES: Final = 10
 TO_LABEL: Final = 50
 FOREIGN: Final = 1.5  # mean tokens per word of letters; English, even with code, has fewer than 1.3
+UNSPACED_LETTERS: Final = 2  # of a word, where words have no blanks between them
 LETTERS: Final = re.compile(r"[^\W\d_]+")
 SAMPLE: Final = 200  # documents in which they are counted
 
@@ -180,7 +183,7 @@ def _mean_of(runs: Sequence[Path], share: float, parent: SentenceEncoder) -> tup
     """The mean of rounds and the parent, with the parent's `max_tokens`, and its provenance."""
     mean, provenance = average_weights(runs, parent_share=share)
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": parent.config.max_tokens}))
-    return mean, provenance
+    return mean.to(fastest_device()), provenance
 
 
 def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
@@ -303,7 +306,9 @@ def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None)
 
 def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> None:
     words = [LETTERS.findall(text) for text in documents[:: max(1, len(documents) // SAMPLE)]]
-    count = sum(map(len, words))
+    unspaced = sum(len(UNSPACED.findall(word)) for of_text in words for word in of_text)
+    spaced = sum(UNSPACED.search(word) is None for of_text in words for word in of_text)
+    count = spaced + unspaced / UNSPACED_LETTERS
     tokens = sum(encoder.text_encoder.count(" ".join(of_text)) for of_text in words)
     if tokens > FOREIGN * count:
         console.print(
@@ -322,7 +327,8 @@ def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) ->
         f"{result.shown:g} of the parent's weights"
     )
     if result.share == 1:
-        console.print(f"this may be chance, so {run.model} is {encoder} unchanged")
+        reason = "this may be chance" if gain > 0 else "training did not help"
+        console.print(f"{reason}, so {run.model} is {encoder} unchanged")
     if (growth := result.growth) is not None:
         console.print(
             f"with half of its queries, a round gained {abs(growth):.1f} {'less' if growth > 0 else 'more'}"

@@ -2,7 +2,7 @@
 
 A row (csv, tsv, jsonl, parquet) is a document: its title, a blank, and its text. A text file is longer than an
 encoder's input, so it is cut at blank lines and headings into passages of up to `PASSAGE_WORDS` words, each with the
-heading above it.
+heading above it. In scripts without blanks, such as Chinese, each character counts as a word.
 """
 
 import os
@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 
 from cloze.training.bar import bar, console
 from cloze.training.data.corpus import files_below, named_in_utf8, read_lines, read_records
+from cloze.training.data.words import units_of
 from cloze.training.errors import CorpusError
 
 PASSAGE_WORDS: Final = 200
@@ -52,7 +53,10 @@ NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path", "document")
 
 @dataclass(frozen=True)
 class Document:
-    """Pairs may refer to it by `name`: a row's id, or a file's path below its folder. A file's passages share it."""
+    """Pairs may refer to it by `name`: a row's id, or a file's path below its folder. A file's passages share it.
+
+    A row without an id has a name that no id is: the table's name and the line.
+    """
 
     name: str
     text: str
@@ -114,9 +118,9 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
     else:
         for number, record in read_records(path):
             text = _text_of(record, columns, f"{path}, line {number}")
-            name = next((str(record[key]) for key in NAMES if record.get(key) not in (None, text)), str(number))
+            ids = (str(record[key]) for key in NAMES if record.get(key) not in (None, text))
             if text:
-                yield Document(name, text)
+                yield Document(next(ids, f"{path.name}:{number}"), text)
 
 
 def _of_files(files: dict[str, Path], folder: Path) -> Iterator[Document]:
@@ -141,21 +145,21 @@ def _of_files(files: dict[str, Path], folder: Path) -> Iterator[Document]:
 def _passages(file: Path, name: str) -> Iterator[Document]:
     heading, words, used = "", list[str](), True
     for is_heading, block in _blocks(file):
-        new = block.split()
+        new = units_of(block)
         if words and (is_heading or len(words) + len(new) > PASSAGE_WORDS):
-            yield Document(name, f"{heading} {' '.join(words)}".strip())
+            yield Document(name, f"{heading}{''.join(words)}".strip())
             words = []
         if is_heading:  # directly after another heading, it is appended to that one
-            heading = " ".join(new) if used else f"{heading} {' '.join(new)}"
+            heading = "".join(new) if used else heading + "".join(new)
             used = False
             continue
         words += new
         used = True
         while len(words) > PASSAGE_WORDS:
-            yield Document(name, f"{heading} {' '.join(words[:PASSAGE_WORDS])}".strip())
+            yield Document(name, f"{heading}{''.join(words[:PASSAGE_WORDS])}".strip())
             words = words[PASSAGE_WORDS:]
     if words or not used:
-        yield Document(name, f"{heading} {' '.join(words)}".strip())
+        yield Document(name, f"{heading}{''.join(words)}".strip())
 
 
 def _blocks(file: Path) -> Iterator[tuple[bool, str]]:

@@ -8,9 +8,11 @@
 | classes | `text` and `label` | texts of one label belong together |
 | a folder in BEIR's layout | | queries, documents and judgements |
 
-Columns with other names are given in that order. All formats become queries with graded documents.
+Columns with other names are given in that order. Other pairs of names are known too (KINDS), and a further column of
+SCORES is read as the score. All formats become queries with graded documents.
 """
 
+import math
 import random
 import re
 import unicodedata
@@ -40,6 +42,7 @@ KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # column names; the fi
     ),
     "classes": (("text", "label"),),
 }
+SCORES: Final = ("score", "label", "relevance", "grade")  # columns that say whether the document of a pair answers
 
 NAMES: Final = re.compile(r"[!-~]+")
 FILE_NAME: Final = re.compile(  # a few words, and an ending that texts do not have
@@ -111,11 +114,20 @@ def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[s
     for kind, choices in KINDS.items():
         for names in choices:
             if set(names) <= set(record):
-                return kind, names
+                score = next((name for name in SCORES if name in record and _is_score(record[name])), None)
+                return ("scored", (*names, score)) if kind == "pairs" and score else (kind, names)
     raise CorpusError(
         f"{path} has the columns {', '.join(map(str, record))}; give query and document, sentence1, sentence2 and "
         "label, or text and label; or name two or three columns with --columns"
     )
+
+
+def _is_score(cell: object) -> bool:
+    """Whether a cell is a number, a truth value or empty."""
+    try:
+        return cell is None or not str(cell).strip() or math.isfinite(_grade(str(cell).strip(), ""))
+    except CorpusError:
+        return False
 
 
 def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[str]:
@@ -143,7 +155,8 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
     for query, answer, grade in judged:
         for text in [] if answer in unknown else named[answer] or [answer]:
             texts.setdefault(text)
-            graded.setdefault(query, {})[text] = grade if grade > 0 else -1.0
+            by_text, grade = graded.setdefault(query, {}), grade if grade > 0 else -1.0
+            by_text[text] = max(grade, by_text.get(text, grade))  # in a log, a document may be judged many times
     places = {text: place for place, text in enumerate(texts)}
     answered = {query: by_text for query, by_text in graded.items() if any(grade > 0 for grade in by_text.values())}
     if unknown:

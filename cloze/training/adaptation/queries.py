@@ -9,10 +9,10 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
-from cloze.training.data.words import lower_words
+from cloze.training.data.words import lower_words, units_of
 from cloze.training.texts import query_of
 
-ENDS: Final = re.compile(r"(?<=[.!?;:])\s+")
+ENDS: Final = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；：])")
 FEWEST_WORDS: Final = 4  # of a sentence; a shorter one is a heading or a list's number
 MOST_WORDS: Final = 40  # of a query
 SENTENCE_SHARE, FRAGMENT_SHARE = 0.4, 0.3  # of the queries; the others are keywords
@@ -40,7 +40,7 @@ class QueryMaker:
         """A query for the document at `place`."""
         sentence, draw = self.rng.choice(sentences_of(self.documents[place])), self.rng.random()
         if draw < SENTENCE_SHARE:
-            return " ".join(sentence.split()[:MOST_WORDS])
+            return "".join(units_of(sentence)[:MOST_WORDS]).strip()
         row = self.weights[place]
         if draw < SENTENCE_SHARE + FRAGMENT_SHARE or row.nnz < KEYWORDS[1]:
             return query_of(sentence, self.rng, FEWEST_WORDS)
@@ -51,4 +51,4 @@ class QueryMaker:
 
 def sentences_of(document: str) -> list[str]:
     """A document's sentences of enough words; the complete document if it has none."""
-    return [sentence for sentence in ENDS.split(document) if len(sentence.split()) >= FEWEST_WORDS] or [document]
+    return [sentence for sentence in ENDS.split(document) if len(units_of(sentence)) >= FEWEST_WORDS] or [document]

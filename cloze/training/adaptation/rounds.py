@@ -33,7 +33,7 @@ from cloze.training.loop.run import fit
 from cloze.training.methods.ranking import search_embed
 from cloze.training.methods.teacher import embedded_list
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.pretrained import has_bf16
+from cloze.training.model.pretrained import fastest_device, has_bf16
 from cloze.training.recipes.command import load_recipe
 from cloze.training.recipes.recipe import Recipe
 from cloze.training.run_folder import Run
@@ -167,7 +167,7 @@ def load_parent(encoder: str) -> SentenceEncoder:
     if of_library(encoder):
         refuse_layers_behind(encoder)
         config["max_tokens"], _ = limit_of(model_folder(encoder))
-    return SentenceEncoder.load(encoder, **config)
+    return SentenceEncoder.load(encoder, **config).to(fastest_device())
 
 
 def search_embedders(encoder: SentenceEncoder) -> tuple[Embed, Embed]:

@@ -5,7 +5,11 @@ from unicodedata import normalize
 
 import regex  # type: ignore[import-untyped]
 
+from cloze.encoding.chunks import UNSPACED
+
 WORD: Final = regex.compile(r"[\w\p{N}]+")  # `re` leaves out the vowel signs of Devanagari, Tamil and other scripts
+
+UNIT: Final = regex.compile(rf"{UNSPACED.pattern}\s*|[^\s{UNSPACED.pattern[1:-1]}]+\s*")
 
 
 def words_of(text: str) -> list[str]:
@@ -17,3 +21,9 @@ def words_of(text: str) -> list[str]:
 def lower_words(text: str) -> list[str]:
     """The words in lower case."""
     return words_of(text.casefold())
+
+
+def units_of(text: str) -> list[str]:
+    """The words, each with its punctuation and a blank after it. In a script without blanks, each letter is a word."""
+    units: list[str] = UNIT.findall(" ".join(text.split()) + " ")
+    return units

@@ -91,7 +91,9 @@ def test_queries_make_a_run_that_says_what_it_gained(
     assert found.keys() >= {"queries", "interval"} | ({"growth"} if provenance["recipe"]["parent_share"] < 1 else set())
     assert sorted(path.name for path in out.iterdir()) == ["documents.jsonl", "model", "run.json"]
     written = [json.loads(line) for line in (out / "documents.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert written == [{"document": str(number), "text": text} for number, text in enumerate(DOCUMENTS, 1)]
+    assert written == [
+        {"document": f"documents.jsonl:{number}", "text": text} for number, text in enumerate(DOCUMENTS, 1)
+    ]
     trained = SentenceEncoder.load(str(out))
     assert (trained.config.template, trained.config.pooling) == ("[X] means [MASK].", "mask")
     export([str(out), str(tmp_path / "bundle"), "--precision", "fp32"])
@@ -458,3 +460,4 @@ def test_made_queries_are_of_their_documents_words() -> None:
 def test_a_document_without_sentences_is_its_own() -> None:
     assert sentences_of("Short. One.") == ["Short. One."]
     assert sentences_of("It has four words. No.") == ["It has four words."]
+    assert sentences_of("图书馆九点开门，周日关闭。不。借书三周。") == ["图书馆九点开门，周日关闭。", "借书三周。"]

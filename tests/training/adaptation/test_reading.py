@@ -84,7 +84,7 @@ def test_a_row_is_a_document_with_its_title(tmp_path: Path) -> None:
 def test_a_column_of_text_comes_before_that_of_documents(tmp_path: Path) -> None:
     file = table(tmp_path / "pages.csv", ("document", "body"), [("d7", "A pound.")])
     assert read_documents([file]) == [Document("d7", "A pound.")]
-    assert read_documents([table(file, ("document",), [("A pound.",)])]) == [Document("2", "A pound.")]
+    assert read_documents([table(file, ("document",), [("A pound.",)])]) == [Document("pages.csv:2", "A pound.")]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_a_document_counts_once(tmp_path: Path) -> None:
     file = tmp_path / "pages.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "one")), encoding="utf-8")
     documents = read_documents([file, file])
-    assert [each.name for each in documents] == ["1", "2", "3"]
-    rows = [("which", "3"), ("which", "two")]
+    assert [each.name for each in documents] == ["pages.jsonl:1", "pages.jsonl:2", "pages.jsonl:3"]
+    rows = [("which", "pages.jsonl:3"), ("which", "two")]
     assert read_pairs(table(tmp_path / "pairs.csv", ("query", "document"), rows), documents).documents == ["one", "two"]
 
 
@@ -251,6 +251,51 @@ def test_rows_with_a_name_of_no_document_are_left_out(tmp_path: Path, capsys: py
     assert found.documents[3:] == ["Read the sign"]
     said = capsys.readouterr().err
     assert "log.csv names documents that are not in --documents, such as '8': skipped 3 rows with such names" in said
+
+
+def test_a_row_without_an_id_is_not_named_by_its_line(tmp_path: Path) -> None:
+    """Ids in a column of another name would otherwise name the rows next to theirs."""
+    file = table(tmp_path / "pages.csv", ("ID", "text"), [(number, f"text {number}") for number in range(1, 6)])
+    pairs = table(tmp_path / "log.csv", ("query", "document"), [(f"question {number}", number) for number in (2, 3)])
+    with pytest.raises(CorpusError, match=r"such as '2'; the documents have names such as 'pages\.csv:2'"):
+        read_pairs(pairs, read_documents([file]))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("query", "document", "relevance"),
+        ("question", "answer", "label"),
+        ("query", "url", "grade"),
+        ("query", "answer", "score"),
+    ],
+)
+def test_a_further_column_of_scores_is_read(names: tuple[str, str, str], tmp_path: Path) -> None:
+    rows = [("a", "x", 1), ("a", "y", 0), ("a", "z", ""), ("b", "y", 0)]
+    found = read_pairs(table(tmp_path / "graded.csv", names, rows), [])
+    assert (found.queries, found.documents, found.grades) == (["a"], ["x", "y"], [{0: 1.0, 1: -1.0}])
+    assert read_pairs(tmp_path / "graded.csv", [], names[:2]).queries == ["a", "b"]
+
+
+def test_a_further_column_of_words_is_no_score(tmp_path: Path) -> None:
+    rows = [("a", "x", "billing"), ("b", "y", "loans")]
+    assert len(read_pairs(table(tmp_path / "log.csv", ("query", "answer", "label"), rows), [])) == 2
+
+
+def test_of_several_judgements_of_a_pair_the_highest_counts(tmp_path: Path) -> None:
+    rows = [("a", "x", 0), ("a", "x", 2), ("a", "x", 1), ("a", "x", 0), ("a", "y", 0)]
+    found = read_pairs(table(tmp_path / "log.csv", ("query", "document", "score"), rows), [])
+    assert found.grades == [{0: 2.0, 1: -1.0}]
+
+
+def test_a_text_without_blanks_is_cut_into_passages(tmp_path: Path) -> None:
+    text = [f"{number}号图书馆九点开门，周日关闭。借书三周。迟还要付费。" for number in range(50)]
+    (tmp_path / "hours.txt").write_text("\n\n".join([*text, "from Monday on"]), encoding="utf-8")
+    found = [each.text for each in read_documents([tmp_path / "hours.txt"])]
+    assert len(found) > 5
+    assert max(map(len, found)) <= 2 * PASSAGE_WORDS
+    assert "".join(found).replace(" ", "") == "".join(text) + "fromMondayon"
+    assert found[-1].endswith("from Monday on")
 
 
 def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
