@@ -398,6 +398,7 @@ def test_torch_says_of_a_full_disk_what_is_expected_of_it(tmp_path: Path, monkey
     [
         ("simcse", "choose a lower batch_size or a lower mini_batch_size"),
         ("mlm", "choose a lower batch_size or a higher accumulation_steps"),
+        ("diffcse", "choose a lower batch_size"),  # BatchNorm sees all rows of a batch
     ],
 )
 @pytest.mark.parametrize("rehearsed", [False, True])
@@ -417,6 +418,7 @@ def test_a_gpu_without_enough_memory_is_one_line(
     monkeypatch.setattr(ObjectiveTrainer, "training_step", step)
     _disk(monkeypatch, free=[10**12, 0])  # which is not to blame
     words = [recipe, *words, "--encoder", str(masked_bert), "--out", str(tmp_path / "run"), *["--dry-run"] * rehearsed]
+    words += ["--generator", str(masked_bert)] * (recipe == "diffcse")
     code = run_command(lambda: main(words))
     last = capsys.readouterr().err.splitlines()[-1]
     assert (code, last) == (2, f"error: CUDA out of memory. Tried to allocate 2.00 GiB; {advice}")

@@ -14,9 +14,10 @@ from cloze.encoding.template import Template
 from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.sampler import DistinctSampler
-from cloze.training.encoder_source import kind_of, learnt_sentences, own_config
+from cloze.training.encoder_source import keeps_own_config, kind_of, learnt_sentences, of_library, own_config
 from cloze.training.errors import CorpusError, RecipeError
 from cloze.training.evaluation.dev import DevData
+from cloze.training.hub.adoption import layers_behind
 from cloze.training.loop.processes import processes
 from cloze.training.loop.trainable import add_lora, first_layers, freeze_embeddings
 from cloze.training.loop.trainer import DEV, HELD_OUT
@@ -237,6 +238,17 @@ def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
             )
 
 
+def _note_layers_behind(recipe: Recipe) -> None:
+    """Print which layers of a sentence-transformers model are left out although the run reads it as the model does."""
+    if not of_library(recipe.encoder) or not keeps_own_config(recipe.encoder, recipe):
+        return
+    if behind := layers_behind(recipe.encoder):
+        console.print(
+            f"note: {recipe.encoder} has layers after its pooling ({', '.join(behind)}), which a run cannot include: "
+            "this run begins with the vectors before them"
+        )
+
+
 def _build(recipe: Recipe) -> Objective:
     """Load the encoder and build the method's objective, with its layers frozen and LoRA added as the recipe says."""
     set_seed(recipe.seed)
@@ -249,6 +261,7 @@ def _build(recipe: Recipe) -> Objective:
         denoising=False,  # even if the parent denoises; a method that serves denoising sets it
     )
     _keep_fitting_templates(encoder)
+    _note_layers_behind(recipe)
     objective = objective_of(recipe.method)(encoder, recipe)
     backbone = objective.encoder.backbone
     for model in objective.models() if recipe.compile else ():

@@ -116,6 +116,9 @@ def _fit_seeds(seeds: SeedRuns) -> int:
             return 130
     if processes().is_main_process:
         console.print(seeds.write_summary())
+    for run in seeds.runs.values():
+        if warning := run.warning():
+            console.print(warning)
     console.print(f"finished: {seeds.folder}")
     return 0
 
@@ -158,13 +161,17 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
         trainer.add_callback(Thaw(first_layers(objective.encoder.backbone, recipe.frozen_layers), recipe.frozen_share))
     began = time.monotonic()
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if "wandb" in recipe.report_to and group.is_main_process:
+        import wandb  # type: ignore[import-not-found]  # installed by the user
+
+        wandb.finish()  # the Trainer leaves its run open, and the next seed would be logged into it
     if interrupt.pressed and trainer.state.global_step < trainer.state.max_steps:
         return False
     trainer.load_best()
     _check_weights(objective)
     if recipe.lora_rank:
         merge_lora(objective.encoder.backbone)
-    figures = _chosen_figures(recipe, trainer.state, chooser, dev is not None, parent) | {
+    figures = _chosen_figures(recipe, objective.encoder, trainer.state, chooser, dev is not None, parent) | {
         "loss": _mean_loss(trainer.state.log_history) or result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -175,13 +182,19 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
 
 
 def _chosen_figures(
-    recipe: Recipe, state: TrainerState, chooser: str | None, has_dev: bool, parent: dict[str, float] | None
+    recipe: Recipe,
+    encoder: SentenceEncoder,
+    state: TrainerState,
+    chooser: str | None,
+    has_dev: bool,
+    parent: dict[str, float] | None,
 ) -> dict[str, Any]:
     """What the provenance records about the chosen step and, for comparison, about the parent."""
     best, log = state.best_metric, state.log_history
     own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
     at_best = (entry for entry in log if entry["step"] == state.best_global_step)
-    untouched = state.best_global_step == 0 and keeps_own_config(recipe.encoder, recipe)
+    added = encoder.head is not None or encoder.config.denoising  # so step 0 is not the parent
+    untouched = state.best_global_step == 0 and keeps_own_config(recipe.encoder, recipe) and not added
     return {
         "steps": state.global_step,
         "best_step": state.best_global_step,

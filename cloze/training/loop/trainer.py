@@ -125,7 +125,10 @@ class ObjectiveTrainer(Trainer):
         try:
             return super().train(*arguments, **keywords)
         except torch.OutOfMemoryError as error:
-            keys = [words for key, words in LESS_MEMORY.items() if key in type(self.objective.recipe).model_fields]
+            recipe = self.objective.recipe
+            keys = [words for key, words in LESS_MEMORY.items() if key in type(recipe).model_fields]
+            if getattr(recipe, "projector", None) == "batchnorm":  # which must see all rows of a batch
+                keys.remove(LESS_MEMORY["mini_batch_size"])
             reason = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
             raise RunError(f"{reason}; choose {' or '.join(['a lower batch_size', *keys])}") from error
 

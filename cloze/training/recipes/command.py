@@ -30,6 +30,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {  # titles in the help
         *("accumulation_steps", "dimensions", "save_steps", "workers", "log_steps", "report_to"),
     ),
 }
+READING: Final = ("template", "pooling")
 
 
 class FitOptions(Options):
@@ -57,11 +58,12 @@ def load_recipe(source: str, overrides: Mapping[str, object] | None = None, pres
     written, overrides = read_toml(source), dict(overrides or {})
     keys = choose_preset(written, preset, source) | overrides
     recipe_class = _keys(keys, source)
-    if source in shipped_recipes():  # its own encoder, or a preset's, keeps the paper's template and pooling
-        chosen, encoder = written.get(PRESETS, {}).get(preset, {}) | overrides, overrides.get("encoder")
+    if source in shipped_recipes():  # its own encoder, or a preset's, keeps the paper's template and pooling, if any
+        chosen = written.get(PRESETS, {}).get(preset, {}) | overrides
+        encoder = (keys if written.keys().isdisjoint(READING) else overrides).get("encoder")
     else:
         chosen, encoder = keys, keys.get("encoder", DEFAULT)
-    own = _own(encoder, keys) if chosen.keys().isdisjoint(("template", "pooling")) else {}
+    own = _own(encoder, keys) if chosen.keys().isdisjoint(READING) else {}
     return validate(recipe_class, keys | own | {key: chosen[key] for key in CONFIG_FIELDS if key in chosen}, source)
 
 

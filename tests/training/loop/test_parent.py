@@ -126,7 +126,8 @@ def run_with_dev(folder: Path, encoder: Path, second: float, *words: str, **keys
     (folder / "dev.csv").write_text(PAIRS.format(second), encoding="utf-8")
     keys = mask_keys(folder, encoder, dev=str(folder / "dev.csv"), **keys)
     assert main(["simcse", *arguments(keys), *words, "--out", str(folder / "run")]) == 0
-    return Run(folder / "run").provenance(), Run(folder / "run")
+    run = Run(folder / "run" / "seed-0" if "--seeds" in words else folder / "run")
+    return run.provenance(), run
 
 
 def spearman_of(encoder: SentenceEncoder, dev: Path) -> float:
@@ -189,6 +190,41 @@ def test_the_weights_before_training_are_kept_if_no_step_is_better(
     weights = load_file(run.model / "model.safetensors")
     for name, weight in load_file(served / "model.safetensors").items():
         torch.testing.assert_close(weights[name], weight, atol=0, rtol=0)
+
+
+def test_an_untrained_head_is_not_the_parent(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloze.training.evaluation.dev import DevData
+
+    scores = iter([60.0, 50.0, 40.0, 45.0])  # the parent, step 0, steps 2 and 4
+    monkeypatch.setattr(DevData, "score", lambda *_: {"spearman": next(scores)})
+    found, run = run_with_dev(tmp_path, served, 0, "--kept-head", "tanh")
+    assert (found["best_step"], found["below_parent"]) == (0, True)
+    assert SentenceEncoder.load(str(run.model)).head is not None
+
+
+def test_layers_that_a_run_cannot_include_are_told(
+    tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sentence_transformers.base.modules import Dense
+
+    folder = model_of(tmp_path / "dense", tiny_bert, "bert", "cls", Dense(32, 24))
+    keys = mask_keys(tmp_path, folder, max_steps=1, eval_steps=1)
+    note = f"note: {folder} has layers after its pooling (Dense), which a run cannot include"
+    assert main(["simcse", *arguments(keys), "--out", str(tmp_path / "own")]) == 0
+    assert note in capsys.readouterr().err
+    assert main(["simcse", *arguments(keys), "--pooling", "mean", "--out", str(tmp_path / "other")]) == 0
+    assert note not in capsys.readouterr().err
+
+
+def test_seeds_that_end_below_their_parent_say_so(
+    served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_parent_figures", lambda *_, **__: {"spearman": 101.0})
+    run_with_dev(tmp_path, served, 0, "--seeds", "0", "1")
+    *_, first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"warning: {tmp_path / 'run' / 'seed-0'} scores lower than {served}")
+    assert second.startswith(f"warning: {tmp_path / 'run' / 'seed-1'} scores lower than {served}")
+    assert last == f"finished: {tmp_path / 'run'}"
 
 
 def test_a_tie_with_step_0_is_won_by_the_step(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import pytest
 from recipes import load_recipe
 
 from cloze.encoding.errors import ClozeError, OptionError
+from cloze.training.encoder_source import own_config
 from cloze.training.errors import RecipeError
 from cloze.training.recipes.command import recipe_of
 from cloze.training.recipes.recipe import PRESETS, RETIRED, read_toml, shipped_recipes, to_toml
@@ -21,6 +22,14 @@ def test_shipped_recipes_and_presets_are_whole_but_for_the_corpus_and_a_teacher(
             load_recipe(name, teacher)
         for preset in read_toml(name).get(PRESETS, {}):
             assert load_recipe(name, CORPUS | teacher, preset) != recipe, (name, preset)
+
+
+def test_a_recipe_that_names_no_template_uses_its_encoders() -> None:
+    own = own_config("cloze-mini")
+    for encoder in ({}, {"encoder": "cloze-mini"}):
+        recipe = load_recipe("ranking", {"corpus": ["pairs.csv"]} | encoder)
+        assert recipe.model_dump(include=set(own or ())) == own
+    assert load_recipe("ranking", {"corpus": ["pairs.csv"], "pooling": "mean"}).template == "[X]"
 
 
 def test_a_key_of_an_earlier_version_may_have_the_only_value_left(tmp_path: Path) -> None:
