@@ -125,9 +125,10 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def resolve(host: str, port: int) -> tuple[Any, ...]:
-    """Return the first of the host's addresses. Raises OptionError if it has none."""
+    """Return the first of the host's addresses, of IPv4 if it has any. Raises OptionError if it has none."""
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return min(addresses, key=lambda address: address[0] != socket.AF_INET)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"  # a label may be too long
         raise _unusable(host, port, reason) from error

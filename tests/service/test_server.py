@@ -489,6 +489,21 @@ def test_a_page_that_nobody_reads_has_a_deadline_too(serve: Serve, bundle: Path)
     assert "Traceback" not in process.log
 
 
+def test_errors_that_nobody_reads_have_a_deadline_too(serve: Serve, bundle: Path) -> None:
+    process = serve("--bundle", str(bundle), "--body-seconds", "2")
+    lines = ("x-request-id: " + "i" * 128, "x-long: " + "a" * 6000)  # so that few requests come in one read
+    refused = head("content-length: 0", "/embed", "x-priority: high", *lines)
+    with small_connection(process.url) as stream:
+        stream.settimeout(1)
+        with suppress(TimeoutError, ConnectionError):  # the service waits for the client, and then cuts it off
+            while True:
+                stream.sendall(refused)
+        wait_until(lambda: metrics(process.url)["cloze_requests_in_flight"] == 1)  # the one that asks
+        assert process.end(signal.SIGTERM) == 0
+    assert "given_up=0" in process.log
+    assert "Traceback" not in process.log
+
+
 LINE = b"x-long: " + b"a" * 200_000
 CHUNKED = head("transfer-encoding: chunked") + b"3\r\n{} \r\n0\r\n"
 

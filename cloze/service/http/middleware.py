@@ -92,6 +92,21 @@ class _Exchange:
             get_current_span().set_attribute("cloze.request_id", self.request.id)
         traffic = self.middleware.traffic
         try:
+            await self._answer()
+        except asyncio.CancelledError:
+            if not traffic.stopping:
+                raise
+            traffic.given_up += 1  # the drain lasted too long
+            if self._status:  # uvicorn closes the connection of an incomplete response
+                traffic.cut_short += 1
+                self.request.error_type = "Unhealthy"
+            else:
+                await self._refuse(Unavailable("the service stopped before it could answer; send the request again"))
+        self._report()
+
+    async def _answer(self) -> None:
+        """Run the route, and respond to its error."""
+        try:
             await self._admit()
         except ClientDisconnect:
             self._status = CLIENT_GONE
@@ -104,16 +119,6 @@ class _Exchange:
                 await self._refuse(error)
             else:
                 await self._abort(error)
-        except asyncio.CancelledError:
-            if not traffic.stopping:
-                raise
-            traffic.given_up += 1  # the drain lasted too long
-            if self._status:  # uvicorn closes the connection of an incomplete response
-                traffic.cut_short += 1
-                self.request.error_type = "Unhealthy"
-            else:
-                await self._refuse(Unavailable("the service stopped before it could answer; send the request again"))
-        self._report()
 
     async def _admit(self) -> None:
         middleware = self.middleware
@@ -248,7 +253,8 @@ class _Exchange:
         Closing a connection with unread bytes would reset it, and the client would lose the response.
         """
         headers, settings = headers_of(self.scope), self.middleware.settings
-        closes = self.scope.get("http_version") == "1.0" or headers.get("connection", "").lower() == "close"
+        connection = {option.strip() for option in headers.get("connection", "").lower().split(",")}
+        closes = self.scope.get("http_version") == "1.0" or "close" in connection
         if not closes or self._body_read or self._received or "expect" in headers:
             return
         with suppress(TimeoutError):
@@ -260,8 +266,13 @@ class _Exchange:
                         return
 
     async def _refuse(self, error: Exception) -> None:
+        """Respond with an error. A client that does not read it in the time that a body has loses its connection."""
         response = await handle_error(Request(self.scope), error)
-        await response(self.scope, self.receive, self.send)
+        try:
+            async with asyncio.timeout(self.middleware.settings.body_seconds):
+                await response(self.scope, self.receive, self.send)
+        except TimeoutError:
+            await self._abort(error)
 
     async def _abort(self, error: Exception) -> None:
         """Abort the connection if a response has begun, so that its client sees the error and its bytes are freed.

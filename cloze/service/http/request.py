@@ -25,7 +25,7 @@ from cloze.service.routes import COHERE, DECODE, MODEL_ROUTES
 from cloze.service.services import Services
 
 SPACE_HEADER: Final = "x-embedding-space"
-LISTS: Final = frozenset({"accept", "if-match", SPACE_HEADER})
+LISTS: Final = frozenset({"accept", "connection", "if-match", SPACE_HEADER})
 SWITCH: Final = (
     "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
 )
