@@ -20,6 +20,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tiny_bundle import write_bundle
 
+from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import BundleError
 from cloze.service import adopted
 from cloze.service.adopted import bundle_of
@@ -159,6 +160,23 @@ def test_without_torch_the_graph_of_the_repository_is_served(
     vectors, _, _ = vectors_of(str(bundle))
     expected = SentenceTransformer(str(model)).encode(TEXTS, normalize_embeddings=True)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_a_bundle_of_the_hub_is_copied(
+    cache: Path, hub: Hub, tiny_bert: Path, tmp_path: Path, no_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = write_bundle(tmp_path / "mine")
+    (bundle / ".gitattributes").write_text("*.onnx filter=lfs", encoding="utf-8")
+    hub.folders["rain/mine"] = {"main": bundle}
+    found = checked("rain/mine")
+    assert "mine (default): 'This sentence of \"[X]\" means [MASK].', pooling mask" in found.stdout, found.stderr
+    copy = Bundle.load(cache / "hub" / "main" / "rain" / "mine")
+    assert copy.spec == Bundle.load(bundle).spec
+    assert not (copy.path / ".gitattributes").exists()
+    command = [sys.executable, "-m", "cloze", "adopt", "rain/mine", str(tmp_path / "out"), "--max-tokens", "12"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "'rain/mine' is a bundle, which is copied as it is; omit --max-tokens" in refused.stderr
 
 
 @pytest.mark.long

@@ -4,6 +4,8 @@ Its inputs become `input_ids` and `attention_mask`, its output `sentence_embeddi
 the same in every opset from 11 on, except for the axes of reductions.
 """
 
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
@@ -36,14 +38,20 @@ def activation_of(config: Mapping[str, Any]) -> str:
 def repository_graph(folder: Path, source: str) -> ModelProto:
     """The graph in a model's folder, with its weights. Raises AdoptionError."""
     path = graph_file(folder, source)
-    size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+    files = list(path.parent.glob(f"{path.name}*"))  # with external data
+    size = sum(file.stat().st_size for file in files)
     if size > LARGEST:
         raise AdoptionError(
             f"{source!r} has a graph of {size / 1e9:.1f} GB; a bundle's graph has at most 2.1 GB: choose a "
             "smaller model"
         )
     try:
-        model = onnx.load(path)
+        with tempfile.TemporaryDirectory() as copies:
+            if len(files) > 1:  # onnx refuses external data that is a link, as in the cache of the hub's files
+                for file in files:
+                    shutil.copyfile(file, Path(copies, file.name))
+                path = Path(copies, path.name)
+            model = onnx.load(path)
     except Exception as error:  # the errors of protobuf and onnx have no common base class
         raise AdoptionError(f"{path} cannot be read as a graph ({error}); get the model again") from error
     inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))

@@ -5,18 +5,21 @@ HF_HOME. A repository's code is never fetched.
 """
 
 import errno
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from cloze.encoding.bundle import locate
+from cloze.encoding.bundle import SPEC_FILE, Bundle, locate, staging
 from cloze.encoding.errors import ClozeError, first_line
+from cloze.options import flag
 
 CONFIGURATION: Final = ("*.json", "*.txt", "*.model", "README.md")
 WEIGHTS: Final = ("*.safetensors", "[0-9]_*/pytorch_model.bin")
 PICKLED: Final = ("*pytorch_model*.bin",)  # if a repository has no other weights
 GRAPH: Final = ("onnx/model.onnx*", "[0-9]_*/*.safetensors")  # with its external data, and modules after the pooling
 OTHERS: Final = ("onnx/*", "openvino/*", "checkpoint*")  # copies of the same weights
+OWN: Final = frozenset(("model", "out", "revision"))  # what `adopt` takes for a bundle too
 CANNOT_WRITE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 HTTP_LIBRARIES: Final = ("httpx", "httpx2")  # used by huggingface_hub, depending on its version
 
@@ -49,10 +52,29 @@ def fetch(name: str, revision: str | None = None, *, graph: bool = False) -> Pat
 
     Its configuration and tokenizer are fetched, and its weights, or with `graph` its ONNX graph. Raises HubError.
     """
-    folder = _snapshot(name, revision, [*CONFIGURATION, *(GRAPH if graph else WEIGHTS)], graph)
+    ignored = OTHERS[1:] if graph else OTHERS
+    folder = _snapshot(name, revision, [*CONFIGURATION, *(GRAPH if graph else WEIGHTS)], ignored)
     if not graph and not any(folder.glob("*.safetensors")):
-        folder = _snapshot(name, revision, [*CONFIGURATION, *PICKLED], graph)
+        folder = _snapshot(name, revision, [*CONFIGURATION, *PICKLED], ignored)
     return folder
+
+
+def bundle_on_hub(source: str, folder: Path) -> bool:
+    """Whether the model `source`, whose files were fetched to `folder`, is a bundle on the hub."""
+    return (folder / SPEC_FILE).is_file() and not locate(source).is_dir()
+
+
+def copy_bundle(name: str, revision: str | None, out: Path, options: Collection[str]) -> None:
+    """Copy a bundle from the hub to `out`. Raises HubError, also if `options` would change it, and BundleError."""
+    if options:
+        raise HubError(
+            f"{name!r} is a bundle, which is copied as it is; omit {', '.join(map(flag, sorted(options)))}, and "
+            "change the copy with `cloze export`"
+        )
+    bundle = Bundle.load(_snapshot(name, revision, None, []))
+    with staging(out) as folder:
+        bundle.copy(folder)
+        shutil.copy(bundle.path / SPEC_FILE, folder)
 
 
 def explain_hub_error(error: BaseException, name: str, revision: str | None = None) -> str | None:
@@ -96,10 +118,9 @@ def explain_hub_error(error: BaseException, name: str, revision: str | None = No
     return None
 
 
-def _snapshot(name: str, revision: str | None, patterns: list[str], graph: bool) -> Path:
+def _snapshot(name: str, revision: str | None, patterns: list[str] | None, ignored: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    ignored = OTHERS[1:] if graph else OTHERS
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)))
     except Exception as error:  # from huggingface_hub, from its HTTP library or from the disk

@@ -273,8 +273,8 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
 
     If the system can exchange two folders in one step, `out` is a complete bundle at any time. Otherwise `out` is
     missing for microseconds between two renames, and a process that is killed then leaves the previous bundle in a
-    folder beside it. `out` may be absent, empty or a bundle. Raises BundleError, before any work, if it is anything
-    else.
+    folder beside it. `out` may be absent, empty or a bundle, whose other files, such as git's, are kept. Raises
+    BundleError, before any work, if it is anything else.
     """
     target = Path(out).resolve()  # a link stays a link
     if target.exists() and not _replaceable(target):
@@ -289,6 +289,7 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
         folder, former = Path(workshop, "new"), Path(workshop, "old")
         folder.mkdir()
         yield folder
+        _keep_others(target, folder)
         if target.exists() and exchange(folder, target):
             return
         if target.exists():
@@ -299,6 +300,19 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
             if former.exists():
                 former.rename(target)
             raise
+
+
+def _keep_others(former: Path, folder: Path) -> None:
+    """Copy to `folder` the files of a bundle's folder that its contract does not list."""
+    try:
+        own = json.loads((former / SPEC_FILE).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):  # no former bundle, or a damaged contract
+        own = {}
+    for path in former.rglob("*"):
+        name, target = path.relative_to(former).as_posix(), folder / path.relative_to(former)
+        if (path.is_symlink() or path.is_file()) and name not in own and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target, follow_symlinks=False)
 
 
 def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, provenance: Provenance) -> Spec:
@@ -355,8 +369,8 @@ def load_to_change(name: str | os.PathLike[str]) -> Bundle:
 def changing(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[Path]:
     """Yield a copy of a bundle's folder to change. At the end of the block, it is sealed and replaces the bundle.
 
-    The graphs and everything that determines a vector must not change. `provenance` replaces the bundle's own. Other
-    files in the folder, such as git's, are kept. Raises BundleError if the bundle was replaced meanwhile.
+    The graphs and everything that determines a vector must not change. `provenance` replaces the bundle's own. Raises
+    BundleError if the bundle was replaced meanwhile.
     """
     spec = bundle.spec
     with staging(bundle.path) as folder:
@@ -366,11 +380,6 @@ def changing(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[P
         yield folder
         config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
         seal(folder, config, spec.dimension, spec.weights, provenance or spec.provenance)
-        for path in bundle.path.rglob("*"):
-            name, target = path.relative_to(bundle.path).as_posix(), folder / path.relative_to(bundle.path)
-            if (path.is_symlink() or path.is_file()) and name not in spec.files and not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, target, follow_symlinks=False)
 
 
 def upgrade(content: Any) -> Any:

@@ -17,6 +17,7 @@ from cloze.service.app import create_app
 from cloze.service.bulk import Embed
 from cloze.service.bulk.embed import ADDED, FORMATS, _distinct, check_columns
 from cloze.service.bulk.output import Output
+from cloze.service.errors import SessionError
 from cloze.service.inference.session import Session
 from cloze.service.settings import Settings
 
@@ -143,6 +144,18 @@ def test_one_text_that_fails_costs_the_others_nothing(bundle: Path) -> None:
     assert all("not finite" in reason for reason in found.errors.values())
     alone = embed.embed([text for text in texts if "poison" not in text])
     np.testing.assert_allclose(np.delete(found.vectors, [1, 52], axis=0), alone.vectors, atol=1e-6)
+
+
+def test_a_graph_that_fails_on_everything_ends_the_job(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the texts are at fault, and their rows would never be computed again."""
+    embed = Embed(bundle, threads=1)
+
+    def broken(self: Session, batch: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Session, "_forward", broken)
+    with pytest.raises(SessionError, match=r"fails on every text \(out of memory\); .* start the same command again"):
+        embed.embed(["a man", "two dogs"])
 
 
 def test_rows_with_errors_have_no_embedding(bundle: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from harness import PATIENCE, wait_until
 from jobs import PARTS, PER_FILE, check_same, command, complete, let, run, start, vectors
 from live import metrics, served
+from tiny_bundle import write_bundle
 
 from benchmarks.readme import MODEL
 from cloze.service.app import create_app
@@ -135,6 +136,16 @@ def test_a_check_says_what_is_missing_and_embeds_nothing(bundle: Path, tmp_path:
     other = run(source, out, bundle, *options, "--dimensions", "4", "--check")
     assert other.returncode == 2
     assert "was started with dimensions None, but dimensions is now 4" in other.stderr
+
+
+def test_a_bundle_without_the_graph_of_the_job_is_refused(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a man\n")
+    assert run(tmp_path / "a.txt", tmp_path / "out", bundle).returncode == 0
+    other = write_bundle(tmp_path / "other", precisions=("fp16",))
+    for more in ([], ["--check"]):
+        refused = run(tmp_path / "a.txt", tmp_path / "out", other, *more)
+        assert refused.returncode == 2
+        assert "was started with model" in refused.stderr
 
 
 def test_a_file_that_breaks_ends_the_job_with_one_line(bundle: Path, tmp_path: Path) -> None:

@@ -310,6 +310,16 @@ def test_files_of_others_stay_in_an_altered_bundle_and_are_not_its_own(bundle: P
     assert Bundle.load(bundle).spec == found.spec
 
 
+def test_files_of_others_stay_beside_a_new_bundle(bundle: Path, tiny_bert: Path) -> None:
+    """As of a clone of git, in which a model is exported again."""
+    (bundle / ".git" / "refs").mkdir(parents=True)
+    (bundle / ".git" / "refs" / "main").write_text("1")
+    with staging(bundle) as folder:
+        fill(folder, tiny_bert, b"new")
+    assert Bundle.load(bundle).graph("int8").read_bytes() == b"new"
+    assert (bundle / ".git" / "refs" / "main").read_text() == "1"
+
+
 def test_a_half_written_bundle_never_appears(tmp_path: Path, tiny_bert: Path) -> None:
     out = tmp_path / "bundle"
 
@@ -405,11 +415,12 @@ def test_a_bundle_is_replaced_whole(
 ) -> None:
     if not can_exchange:
         monkeypatch.setattr(bundles, "exchange", lambda *_: False)
-    (bundle / "stray").write_text("x")
+    with changing(Bundle.load(bundle)) as folder:
+        (folder / "calibration.json").write_text("{}")
     with staging(bundle) as folder:
         fill(folder, tiny_bert, b"new")
     assert Bundle.load(bundle).graph("int8").read_bytes() == b"new"
-    assert not (bundle / "stray").exists()
+    assert not (bundle / "calibration.json").exists()
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 

@@ -115,11 +115,15 @@ def test_a_graph_that_pools_already_is_read_at_its_tokens(copied: Path, tmp_path
     np.testing.assert_allclose(unit(found), own_vectors(copied, FEW), atol=1e-5)
 
 
-def test_weights_in_a_file_beside_the_graph_are_read(copied: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_weights_in_a_file_beside_the_graph_are_read(linked: bool, copied: Path, tmp_path: Path) -> None:
     graph = onnx.load(copied / "onnx" / "model.onnx")
     onnx.save(
         graph, copied / "onnx" / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0
     )
+    if linked:  # as in the cache of the hub's files
+        data = (copied / "onnx" / "model.onnx_data").rename(tmp_path / "blob")
+        (copied / "onnx" / "model.onnx_data").symlink_to(data)
     write(str(copied), copied, tmp_path / "bundle")
     assert not list((tmp_path / "bundle").rglob("*_data"))
     found = GraphEncoder.of(Bundle.load(tmp_path / "bundle"), "fp32").embed(FEW)

@@ -242,7 +242,7 @@ def _key(options: BulkOptions) -> SecretStr:
 def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
     """Return what determines a bundle's vectors, for the output folder's record of the job."""
     spec = bundle.spec
-    files = {name: spec.files[name] for name in (GRAPHS[precision], *TOKENIZER_FILES)}
+    files = {name: spec.files.get(name) for name in (GRAPHS[precision], *TOKENIZER_FILES)}  # or another model's job
     options = {
         "embedding_space": spec.space,
         "template": spec.template,

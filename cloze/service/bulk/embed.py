@@ -17,7 +17,7 @@ from cloze.encoding.chunks import chunked, least_tokens
 from cloze.encoding.errors import OptionError, TextError, first_line
 from cloze.encoding.text import TextEncoder, Tokens, token_batches
 from cloze.service.bulk.remote import CONNECTIONS, REQUEST_TOKENS, Remote
-from cloze.service.errors import FORKED, BackendFailed
+from cloze.service.errors import FORKED, BackendFailed, SessionError
 from cloze.service.inference.model import MAX_TEXT_CHARACTERS
 from cloze.service.inference.session import Session
 from cloze.service.inference.threads import share_threads
@@ -90,15 +90,18 @@ class Embed:
         check_chunks(chunk_tokens, self._text_encoder)
         shared = share_threads(threads)
         self._compute: Callable[[list[str], list[Tokens]], NDArray[np.float32]]
+        self._check_graph: Callable[[], object]
         self._remote: Remote | None = None
         if server:
             self._remote = remote = Remote(server, key, self.bundle, prompt_name)
             self._compute = lambda texts, tokens: remote.embed(texts)
+            self._check_graph = lambda: None  # `remote` checks it
             self._limits, batches, on_cpu = (REQUEST_TOKENS, remote.most_texts), CONNECTIONS, False
         else:
             session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
-            pad = self._text_encoder.pad
+            pad, shortest = self._text_encoder.pad, self._text_encoder.shortest
             self._compute = lambda texts, tokens: session.run(pad([sequence.ids for sequence in tokens]))
+            self._check_graph = lambda: session.run(pad([shortest]))
             self._limits, on_cpu = (session.batches.tokens, sys.maxsize), session.provider == "cpu"
             batches = shared.batches if on_cpu else 1
         self.text_column = text_column
@@ -205,7 +208,8 @@ class Embed:
                 )
             except BackendFailed as error:
                 if len(indices) == 1:
-                    errors[indices[0]] = first_line(error.__cause__ or error)
+                    reason = errors[indices[0]] = first_line(error.__cause__ or error)
+                    self._refuse_broken_graph(reason)
                     return
                 run(indices[: len(indices) // 2])
                 run(indices[len(indices) // 2 :])
@@ -215,6 +219,16 @@ class Embed:
         longest_first = ([accepted[row] for row in rows] for rows in reversed(batches))  # so that no thread ends late
         list(self._graphs.map(run, longest_first))  # raises what a batch raised
         return vectors, errors
+
+    def _refuse_broken_graph(self, reason: str) -> None:
+        """Raise SessionError if the graph fails on the template alone too: the failed text was not the cause."""
+        try:
+            self._check_graph()
+        except BackendFailed as error:
+            raise SessionError(
+                f"{self.bundle.path}: the graph now fails on every text ({reason}); free the machine's memory, or "
+                "restart its GPU, and start the same command again: it continues with what is missing"
+            ) from error
 
     def _finish(self, vectors: NDArray[np.float32]) -> Array:
         finished = finish(vectors, normalize=self.normalize, dimensions=self.dimensions)

@@ -117,6 +117,7 @@ def export(
     `settings` replace fields of the run's embedding configuration. Raises ClozeError.
     """
     model, saved = _source(run)
+    rounded = kind_of(str(run)) == "bundle" and "fp32" not in Bundle.load(run).precisions  # `out` may be the same one
     provenance, parent = provenance_of(run)
     tasks = load_suites(options.data) if options.data else []
 
@@ -129,7 +130,7 @@ def export(
     write_bundle(out, load, provenance, parent, options, tasks, sentence_transformers=sentence_transformers)
     if kind_of(str(run)) == "run" and (warning := Run(run).warning()):
         console.print(warning)
-    if kind_of(str(run)) == "bundle" and "fp32" not in Bundle.load(run).precisions:
+    if rounded:
         console.print(
             f"note: the weights come from the int8 graph of {run} and have 7 bits; export its run for the exact ones"
         )

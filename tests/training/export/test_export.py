@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
@@ -87,6 +88,23 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     monkeypatch.setattr(exporting, "load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     return tasks
+
+
+def test_weights_of_7_bits_are_told_also_of_a_bundle_that_is_replaced(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a copy stands for the new bundle."""
+    bundles = {precision: tmp_path / precision for precision in ("fp32", "int8")}
+    for precision, out in bundles.items():
+        export.main([str(run), str(out), "--precision", precision])
+    capsys.readouterr()
+    for precision, other in (("fp32", "int8"), ("int8", "fp32")):
+        out, new = tmp_path / f"of-{precision}", bundles[other]
+        shutil.copytree(bundles[precision], out)
+        replace = partial(shutil.copytree, new, dirs_exist_ok=True)
+        monkeypatch.setattr(exporting, "write_bundle", lambda out, *_, replace=replace, **__: replace(out))
+        export.main([str(out), str(out), "--precision", other])
+        assert ("come from the int8 graph" in capsys.readouterr().err) == (precision == "int8")
 
 
 def nothing_left(out: Path) -> bool:
