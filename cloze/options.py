@@ -99,6 +99,11 @@ class Options(BaseSettings):
         close = difflib.get_close_matches(option[0], flags, 1) if option else []
         return f"{problem}: {words}; {f'did you mean {close[0]}?' if close else '--help lists the options'}"
 
+    def given(self) -> set[str]:
+        """The options and arguments that the command line sets, as it spells them."""
+        fields = ((name, field) for name, field in type(self).model_fields.items() if name in self.model_fields_set)
+        return {flag(field.alias or name) for name, field in fields}
+
     @classmethod
     def _takes_several(cls, word: str) -> bool:
         fields = (field for name, field in cls.model_fields.items() if flag(field.alias or name) == word)

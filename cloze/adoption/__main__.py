@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from cloze.adoption.hub import OWN, bundle_on_hub, copy_bundle, model_folder
+from cloze.adoption.hub import bundle_on_hub, copy_bundle, model_folder
 from cloze.adoption.modules import graph_file
 from cloze.command import run
 from cloze.options import Options
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     folder = model_folder(options.model, options.revision, graph=True)
     if bundle_on_hub(options.model, folder):
-        copy_bundle(options.model, options.revision, options.out, options.model_fields_set - OWN)
+        copy_bundle(folder, options)
         return
     graph_file(folder, options.model)  # checked first: without a graph, installing onnx would not help
 

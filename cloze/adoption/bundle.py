@@ -114,7 +114,7 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
         ]
         digest = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
         spec = seal(staged, config, expected.shape[1], digest, provenance)
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    size = sum((out / name).stat().st_size for name in spec.files)
     _show(f"{out}: {size / 1e6:.1f} MB, fp32, vector space {spec.space}")
 
 

@@ -46,12 +46,7 @@ def repository_graph(folder: Path, source: str) -> ModelProto:
             "smaller model"
         )
     try:
-        with tempfile.TemporaryDirectory() as copies:
-            if len(files) > 1:  # onnx refuses external data that is a link, as in the cache of the hub's files
-                for file in files:
-                    shutil.copyfile(file, Path(copies, file.name))
-                path = Path(copies, path.name)
-            model = onnx.load(path)
+        model = _loaded(path, files)
     except Exception as error:  # the errors of protobuf and onnx have no common base class
         raise AdoptionError(f"{path} cannot be read as a graph ({error}); get the model again") from error
     inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
@@ -67,6 +62,16 @@ def repository_graph(folder: Path, source: str) -> ModelProto:
             f"{path} has the outputs {', '.join(outputs)}; Cloze expects {' or '.join(STATES)}; {NEEDS_TORCH}"
         )
     return model
+
+
+def _loaded(path: Path, files: Sequence[Path]) -> ModelProto:
+    """Load a graph. onnx refuses external data that is a link, as in the cache of the hub's files: it is copied."""
+    if len(files) == 1 or not any(file.is_symlink() for file in files):
+        return onnx.load(path)
+    with tempfile.TemporaryDirectory() as copies:
+        for file in files:
+            shutil.copyfile(file, Path(copies, file.name))
+        return onnx.load(Path(copies, path.name))
 
 
 def with_pooling(

@@ -1,25 +1,27 @@
 """Fetch a model's files from the Hugging Face hub, and explain errors in one line.
 
 Tokens, mirrors, offline mode and the local cache are those of huggingface_hub: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
-HF_HOME. A repository's code is never fetched.
+HF_HOME. A repository's code is never run, and only a bundle of the hub is fetched with the code that it lists.
 """
 
 import errno
+import json
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from cloze.encoding.bundle import SPEC_FILE, Bundle, locate, staging
-from cloze.encoding.errors import ClozeError, first_line
-from cloze.options import flag
+from cloze.encoding.bundle import SPEC_FILE, Bundle, learnt_parts, locate, staging
+from cloze.encoding.errors import BundleError, ClozeError, first_line
+from cloze.options import Options, flag
 
 CONFIGURATION: Final = ("*.json", "*.txt", "*.model", "README.md")
 WEIGHTS: Final = ("*.safetensors", "[0-9]_*/pytorch_model.bin")
 PICKLED: Final = ("*pytorch_model*.bin",)  # if a repository has no other weights
 GRAPH: Final = ("onnx/model.onnx*", "[0-9]_*/*.safetensors")  # with its external data, and modules after the pooling
 OTHERS: Final = ("onnx/*", "openvino/*", "checkpoint*")  # copies of the same weights
-OWN: Final = frozenset(("model", "out", "revision"))  # what `adopt` takes for a bundle too
+COPIED: Final = ("model", "revision", "out")  # what `adopt` takes for a bundle too
 CANNOT_WRITE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 HTTP_LIBRARIES: Final = ("httpx", "httpx2")  # used by huggingface_hub, depending on its version
 
@@ -64,17 +66,31 @@ def bundle_on_hub(source: str, folder: Path) -> bool:
     return (folder / SPEC_FILE).is_file() and not locate(source).is_dir()
 
 
-def copy_bundle(name: str, revision: str | None, out: Path, options: Collection[str]) -> None:
-    """Copy a bundle from the hub to `out`. Raises HubError, also if `options` would change it, and BundleError."""
-    if options:
+def copy_bundle(folder: Path, options: Options) -> None:
+    """Copy the bundle `options.model` from the hub to `options.out`; its contract was fetched to `folder`.
+
+    Raises HubError, also for options that would change the bundle, and BundleError.
+    """
+    name, revision, out = (getattr(options, field) for field in COPIED)
+    if others := options.given() - set(map(flag, COPIED)):
         raise HubError(
-            f"{name!r} is a bundle, which is copied as it is; omit {', '.join(map(flag, sorted(options)))}, and "
-            "change the copy with `cloze export`"
+            f"{name!r} is a bundle, which is copied as it is; omit {', '.join(sorted(others))}, and change the copy "
+            "with `cloze export`"
         )
-    bundle = Bundle.load(_snapshot(name, revision, None, []))
-    with staging(out) as folder:
-        bundle.copy(folder)
-        shutil.copy(bundle.path / SPEC_FILE, folder)
+    contract = json.loads((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    try:
+        bundle = Bundle.load(_snapshot(name, revision, [SPEC_FILE, *contract["files"]], []))
+    except BundleError as error:
+        raise HubError(
+            f"the files of {name} are not a complete bundle ({error}); if HF_HUB_OFFLINE is set, unset it and start "
+            "again"
+        ) from error
+    if warning := learnt_parts(out):
+        print(warning, file=sys.stderr)
+    with staging(out) as copy:
+        bundle.copy(copy)
+        shutil.copy(bundle.path / SPEC_FILE, copy)
+    print(f"{out}: a copy of {name}, {', '.join(bundle.precisions)}, vector space {bundle.spec.space}", file=sys.stderr)
 
 
 def explain_hub_error(error: BaseException, name: str, revision: str | None = None) -> str | None:
@@ -118,7 +134,7 @@ def explain_hub_error(error: BaseException, name: str, revision: str | None = No
     return None
 
 
-def _snapshot(name: str, revision: str | None, patterns: list[str] | None, ignored: Sequence[str]) -> Path:
+def _snapshot(name: str, revision: str | None, patterns: list[str], ignored: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:

@@ -303,16 +303,28 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _keep_others(former: Path, folder: Path) -> None:
-    """Copy to `folder` the files of a bundle's folder that its contract does not list."""
+    """Copy to `folder` the files of a former bundle's folder that its contract does not list. If the contract is
+    damaged, only hidden ones, because the others may be the bundle's. Raises BundleError.
+    """
     try:
-        own = json.loads((former / SPEC_FILE).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):  # no former bundle, or a damaged contract
-        own = {}
-    for path in former.rglob("*"):
-        name, target = path.relative_to(former).as_posix(), folder / path.relative_to(former)
-        if (path.is_symlink() or path.is_file()) and name not in own and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target, follow_symlinks=False)
+        own = set(json.loads((former / SPEC_FILE).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        own = None
+    try:
+        for path in former.rglob("*"):
+            relative = path.relative_to(former)
+            target, hidden = folder / relative, relative.parts[0].startswith(".")
+            if path.is_symlink() or path.is_file():
+                if (hidden if own is None else relative.as_posix() not in own) and not target.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, target, follow_symlinks=False)
+            elif hidden:
+                target.mkdir(parents=True, exist_ok=True)  # git needs its empty folders
+    except OSError as error:
+        raise BundleError(
+            f"{error.filename or former} cannot be copied beside the new bundle ({error.strerror}); choose another "
+            "folder"
+        ) from error
 
 
 def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, provenance: Provenance) -> Spec:

@@ -29,7 +29,7 @@ class ServeOptions(Settings):
     """Serve the sentence embeddings of one or more bundles over HTTP.
 
     cloze serve MODEL is short for cloze serve --bundle MODEL. MODEL may be the
-    hub name of a sentence-transformers model.
+    hub name of a bundle or of a sentence-transformers model.
     """
 
     revision: str | None = Field(None, description="Branch, tag or commit of the model on the hub.")

@@ -1,7 +1,7 @@
 """The service's errors, and the one table of their HTTP statuses and of their names in responses.
 
 ClozeError
-├── SessionError              at start: a graph that cannot be run as asked
+├── SessionError              a graph that cannot be run as asked, or that fails on every text of a bulk job
 └── ServiceError              a request that failed; ERROR_RESPONSES has the status of each
     ├── InvalidJSON, EmptyInput, Unauthorized, ModelNotFound, RequestTimeout, ReloadFailed, OtherSpace, BodyTooLarge,
     │   UnsupportedMediaType, ValidationFailed, BackendFailed

@@ -44,8 +44,8 @@ class Settings(Options):
     bundle: Path = Field(
         Path(DEFAULT),
         description="Folder of a bundle, or of several bundles, each served under its folder's name; or a "
-        "sentence-transformers model (a folder or a hub name), which is converted once. cloze-mini: the model that "
-        "comes with Cloze.",
+        "sentence-transformers model (a folder or a hub name), which is converted once; or a bundle's name on the "
+        "hub. cloze-mini: the model that comes with Cloze.",
     )
     model: str = Field(
         "", description="Default model, for requests that do not name one. Required if there are several bundles."

@@ -30,12 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = AdoptOptions.parse(arguments, "cloze adopt")
 
     # huggingface_hub and torch take seconds to load; help and option errors need not wait
-    from cloze.adoption.hub import OWN, bundle_on_hub, copy_bundle, model_folder
+    from cloze.adoption.hub import bundle_on_hub, copy_bundle, model_folder
 
     source = options.model
     files = model_folder(source, options.revision)
     if bundle_on_hub(source, files):
-        copy_bundle(source, options.revision, options.out, options.model_fields_set - OWN)
+        copy_bundle(files, options)
         return
 
     from cloze.training.bar import console

@@ -99,8 +99,19 @@ def keeps_own_config(source: str, given: BaseModel) -> bool:
 def of_library(source: str) -> bool:
     """Whether an encoder, a folder or a hub name, was saved by sentence-transformers and is neither run nor bundle."""
     folder = locate(source)
+    if saved_config(folder) or (folder / SPEC_FILE).is_file():  # sentence-transformers can load these too
+        return False
     file = folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE)
     return file is not None and file.is_file()
+
+
+def layers_behind(source: str) -> list[str]:
+    """The kinds of the layers after the pooling of a sentence-transformers model, without its normalisation."""
+    folder = locate(source)
+    rows = _json(folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE)) or []
+    kinds = [str(row.get("type")).rpartition(".")[2] for row in rows if isinstance(row, dict)]
+    behind = kinds[kinds.index("Pooling") + 1 :] if "Pooling" in kinds else []
+    return [kind for kind in behind if kind != "Normalize"]
 
 
 def named_templates(source: str) -> dict[str, str]:

@@ -154,7 +154,7 @@ def test_a_graph_that_fails_on_everything_ends_the_job(bundle: Path, monkeypatch
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(Session, "_forward", broken)
-    with pytest.raises(SessionError, match=r"fails on every text \(out of memory\); .* start the same command again"):
+    with pytest.raises(SessionError, match=r"fails on every text \(out of memory\); .* start the same job again"):
         embed.embed(["a man", "two dogs"])
 
 

@@ -143,7 +143,7 @@ def test_a_bundle_without_the_graph_of_the_job_is_refused(bundle: Path, tmp_path
     assert run(tmp_path / "a.txt", tmp_path / "out", bundle).returncode == 0
     other = write_bundle(tmp_path / "other", precisions=("fp16",))
     for more in ([], ["--check"]):
-        refused = run(tmp_path / "a.txt", tmp_path / "out", other, *more)
+        refused = run(tmp_path / "a.txt", tmp_path / "out", other, "--precision", "auto", *more)
         assert refused.returncode == 2
         assert "was started with model" in refused.stderr
 

@@ -312,12 +312,18 @@ def test_files_of_others_stay_in_an_altered_bundle_and_are_not_its_own(bundle: P
 
 def test_files_of_others_stay_beside_a_new_bundle(bundle: Path, tiny_bert: Path) -> None:
     """As of a clone of git, in which a model is exported again."""
-    (bundle / ".git" / "refs").mkdir(parents=True)
-    (bundle / ".git" / "refs" / "main").write_text("1")
-    with staging(bundle) as folder:
-        fill(folder, tiny_bert, b"new")
-    assert Bundle.load(bundle).graph("int8").read_bytes() == b"new"
-    assert (bundle / ".git" / "refs" / "main").read_text() == "1"
+    (bundle / ".git" / "refs" / "heads").mkdir(parents=True)  # empty, as when the refs are packed
+    for name in (".git/packed-refs", "notes.txt"):
+        (bundle / name).write_text("mine")
+    for damaged in (False, True):
+        if damaged:
+            (bundle / SPEC_FILE).write_text('{"files": 3}')
+        with staging(bundle) as folder:
+            fill(folder, tiny_bert, b"new")
+        assert Bundle.load(bundle).graph("int8").read_bytes() == b"new"
+        assert (bundle / ".git" / "packed-refs").read_text() == "mine"
+        assert (bundle / ".git" / "refs" / "heads").is_dir()
+        assert (bundle / "notes.txt").exists() != damaged  # it may belong to the bundle
 
 
 def test_a_half_written_bundle_never_appears(tmp_path: Path, tiny_bert: Path) -> None:

@@ -133,7 +133,9 @@ class Embed:
         return table.replace_schema_metadata({**(table.schema.metadata or {}), SPACE: self.bundle.spec.space})
 
     def embed(self, texts: Sequence[str | bytes | None]) -> Embedded:
-        """Embed every text; bytes are UTF-8. Equal texts are embedded once. Raises OptionError."""
+        """Embed every text; bytes are UTF-8. Equal texts are embedded once. Raises OptionError, and SessionError if the
+        graph fails on every text.
+        """
         if os.getpid() != self._process:
             raise OptionError(FORKED)
         texts = [texts] if isinstance(texts, str | bytes) else texts
@@ -227,7 +229,7 @@ class Embed:
         except BackendFailed as error:
             raise SessionError(
                 f"{self.bundle.path}: the graph now fails on every text ({reason}); free the machine's memory, or "
-                "restart its GPU, and start the same command again: it continues with what is missing"
+                "restart its GPU, and start the same job again"
             ) from error
 
     def _finish(self, vectors: NDArray[np.float32]) -> Array:

@@ -155,9 +155,10 @@ def _passages(file: Path, name: str) -> Iterator[Document]:
             continue
         words += new
         used = True
-        while len(words) > PASSAGE_WORDS:
-            yield Document(name, f"{heading}{''.join(words[:PASSAGE_WORDS])}".strip())
-            words = words[PASSAGE_WORDS:]
+        last = (len(words) - 1) // PASSAGE_WORDS * PASSAGE_WORDS
+        for first in range(0, last, PASSAGE_WORDS):
+            yield Document(name, f"{heading}{''.join(words[first : first + PASSAGE_WORDS])}".strip())
+        words = words[last:]
     if words or not used:
         yield Document(name, f"{heading}{''.join(words)}".strip())
 

@@ -8,11 +8,10 @@
 | classes | `text` and `label` | texts of one label belong together |
 | a folder in BEIR's layout | | queries, documents and judgements |
 
-Columns with other names are given in that order. Other pairs of names are known too (KINDS), and a further column of
-SCORES is read as the score. All formats become queries with graded documents.
+Columns with other names are given in that order. Other names are known too (KINDS, SCORES). All formats become queries
+with graded documents.
 """
 
-import math
 import random
 import re
 import unicodedata
@@ -42,7 +41,8 @@ KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # column names; the fi
     ),
     "classes": (("text", "label"),),
 }
-SCORES: Final = ("score", "label", "relevance", "grade")  # columns that say whether the document of a pair answers
+SCORES: Final = ("score", "label", "relevance", "grade")  # further columns that say whether the document answers
+POSTS: Final = ("title", "body")  # pairs whose score says something else, such as the votes of a post
 
 NAMES: Final = re.compile(r"[!-~]+")
 FILE_NAME: Final = re.compile(  # a few words, and an ending that texts do not have
@@ -93,7 +93,7 @@ def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str]
     rows = list(read_records(path))
     if not rows:
         raise CorpusError(f"{path} has no rows; give a table of pairs, or a folder in BEIR's layout")
-    kind, names = _kind(rows[0][1], columns, path)
+    kind, names = _kind([record for _, record in rows], columns, path)
     cells = [(f"{path}, line {number}", _cells(record, names, f"{path}, line {number}")) for number, record in rows]
     if kind == "classes":
         classes = _classes([tuple(texts) for _, texts in cells], path)
@@ -101,7 +101,7 @@ def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str]
     return _pairs(cells, documents, path)
 
 
-def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[str, tuple[str, ...]]:
+def _kind(records: Sequence[dict[str, Any]], columns: Sequence[str], path: Path) -> tuple[str, tuple[str, ...]]:
     if len(columns) == 1:
         raise CorpusError(
             f"--columns names only {columns[0]}; name the columns of the query and of the document, and of a "
@@ -111,23 +111,34 @@ def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[s
         known = ((kind, names) for kind, choices in KINDS.items() for names in choices if set(names) == set(columns))
         kind, names = next(known, ("pairs", tuple(columns)))
         return (kind, tuple(columns) if kind == "pairs" else names)
+    record = records[0]
     for kind, choices in KINDS.items():
         for names in choices:
             if set(names) <= set(record):
-                score = next((name for name in SCORES if name in record and _is_score(record[name])), None)
-                return ("scored", (*names, score)) if kind == "pairs" and score else (kind, names)
+                score = _score_of(records) if kind == "pairs" and names != POSTS else None
+                return (kind, names) if score is None else ("scored", (*names, score))
     raise CorpusError(
         f"{path} has the columns {', '.join(map(str, record))}; give query and document, sentence1, sentence2 and "
         "label, or text and label; or name two or three columns with --columns"
     )
 
 
-def _is_score(cell: object) -> bool:
-    """Whether a cell is a number, a truth value or empty."""
-    try:
-        return cell is None or not str(cell).strip() or math.isfinite(_grade(str(cell).strip(), ""))
-    except CorpusError:
-        return False
+def _score_of(records: Sequence[dict[str, Any]]) -> str | None:
+    """The column of SCORES that every row has, and whose cells are grades or empty, but not all empty."""
+
+    def is_score(cell: str) -> bool:
+        try:
+            _grade(cell, "")
+        except CorpusError:
+            return False
+        return True
+
+    for name in SCORES:
+        cells = ["" if record[name] is None else str(record[name]).strip() for record in records if name in record]
+        if len(cells) == len(records) and any(cells) and all(not cell or is_score(cell) for cell in cells):
+            console.print(f"reading the column {name}: above 0, the document answers; --columns chooses others")
+            return name
+    return None
 
 
 def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[str]:

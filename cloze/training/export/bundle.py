@@ -207,7 +207,7 @@ def write_bundle(
         card = with_figures(card, name, provenance, sizes)
         (folder / "README.md").write_text(card, encoding="utf-8")
         spec = seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
-    total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    total = sum((out / name).stat().st_size for name in spec.files)
     console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}, vector space {spec.space}")
 
 

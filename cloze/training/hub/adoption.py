@@ -41,14 +41,10 @@ def load_as_served(source: str) -> "SentenceEncoder | GraphEncoder | None":
     return encoder.to(fastest_device())
 
 
-def layers_behind(source: str) -> list[str]:
-    """The kinds of the layers after the pooling of a sentence-transformers model. Raises ClozeError."""
-    return [module.kind for module in modules_of(model_folder(source), source)[2:] if module.kind != "Normalize"]
-
-
 def refuse_layers_behind(source: str) -> None:
     """Raises EncoderError for a sentence-transformers model with layers after its pooling, which a run cannot hold."""
-    if behind := layers_behind(source):
+    behind = [module.kind for module in modules_of(model_folder(source), source)[2:] if module.kind != "Normalize"]
+    if behind:
         raise EncoderError(
             f"{source} has layers after its pooling, which a run cannot include ({', '.join(behind)}); make a bundle "
             "with `cloze adopt`, which includes them"

@@ -14,10 +14,16 @@ from cloze.encoding.template import Template
 from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.sampler import DistinctSampler
-from cloze.training.encoder_source import keeps_own_config, kind_of, learnt_sentences, of_library, own_config
+from cloze.training.encoder_source import (
+    keeps_own_config,
+    kind_of,
+    layers_behind,
+    learnt_sentences,
+    of_library,
+    own_config,
+)
 from cloze.training.errors import CorpusError, RecipeError
 from cloze.training.evaluation.dev import DevData
-from cloze.training.hub.adoption import layers_behind
 from cloze.training.loop.processes import processes
 from cloze.training.loop.trainable import add_lora, first_layers, freeze_embeddings
 from cloze.training.loop.trainer import DEV, HELD_OUT
@@ -262,7 +268,9 @@ def _build(recipe: Recipe) -> Objective:
     )
     _keep_fitting_templates(encoder)
     _note_layers_behind(recipe)
+    had_head = encoder.head is not None
     objective = objective_of(recipe.method)(encoder, recipe)
+    objective.adds_head = objective.encoder.head is not None and not had_head
     backbone = objective.encoder.backbone
     for model in objective.models() if recipe.compile else ():
         model.compile(dynamic=True)  # in place: the names of the weights do not change

@@ -171,7 +171,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     _check_weights(objective)
     if recipe.lora_rank:
         merge_lora(objective.encoder.backbone)
-    figures = _chosen_figures(recipe, objective.encoder, trainer.state, chooser, dev is not None, parent) | {
+    figures = _chosen_figures(objective, trainer.state, chooser, dev is not None, parent) | {
         "loss": _mean_loss(trainer.state.log_history) or result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -182,19 +182,14 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
 
 
 def _chosen_figures(
-    recipe: Recipe,
-    encoder: SentenceEncoder,
-    state: TrainerState,
-    chooser: str | None,
-    has_dev: bool,
-    parent: dict[str, float] | None,
+    objective: Objective, state: TrainerState, chooser: str | None, has_dev: bool, parent: dict[str, float] | None
 ) -> dict[str, Any]:
     """What the provenance records about the chosen step and, for comparison, about the parent."""
-    best, log = state.best_metric, state.log_history
+    best, log, recipe = state.best_metric, state.log_history, objective.recipe
     own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
     at_best = (entry for entry in log if entry["step"] == state.best_global_step)
-    added = encoder.head is not None or encoder.config.denoising  # so step 0 is not the parent
-    untouched = state.best_global_step == 0 and keeps_own_config(recipe.encoder, recipe) and not added
+    changes = objective.adds_head or objective.encoder.config.denoising  # then step 0 is not the parent
+    untouched = state.best_global_step == 0 and keeps_own_config(recipe.encoder, recipe) and not changes
     return {
         "steps": state.global_step,
         "best_step": state.best_global_step,

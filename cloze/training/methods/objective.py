@@ -25,6 +25,7 @@ class Objective(nn.Module, ABC):
     contrastive: ClassVar[bool] = False  # whether its loss pulls positives together and pushes negatives apart
 
     recipe: Recipe
+    adds_head = False  # whether it gave the encoder a head, through which the served vectors pass
 
     def __init__(self, encoder: SentenceEncoder, recipe: Recipe) -> None:
         super().__init__()

@@ -277,9 +277,21 @@ def test_a_further_column_of_scores_is_read(names: tuple[str, str, str], tmp_pat
     assert read_pairs(tmp_path / "graded.csv", [], names[:2]).queries == ["a", "b"]
 
 
-def test_a_further_column_of_words_is_no_score(tmp_path: Path) -> None:
-    rows = [("a", "x", "billing"), ("b", "y", "loans")]
-    assert len(read_pairs(table(tmp_path / "log.csv", ("query", "answer", "label"), rows), [])) == 2
+@pytest.mark.parametrize(
+    ("names", "cells"),
+    [
+        (("query", "answer", "label"), ("billing", "loans")),
+        (("query", "answer", "label"), ("", "loans")),
+        (("query", "answer", "score"), ("", "")),
+        (("query", "answer", "score"), (1, 5000)),
+        (("title", "body", "score"), (3, 0)),
+    ],
+)
+def test_a_further_column_of_something_else_is_no_score(
+    names: tuple[str, str, str], cells: tuple[object, object], tmp_path: Path
+) -> None:
+    rows = [("a", "x", cells[0]), ("b", "y", cells[1])]
+    assert len(read_pairs(table(tmp_path / "log.csv", names, rows), [])) == 2
 
 
 def test_of_several_judgements_of_a_pair_the_highest_counts(tmp_path: Path) -> None:

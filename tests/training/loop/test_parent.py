@@ -214,6 +214,11 @@ def test_layers_that_a_run_cannot_include_are_told(
     assert note in capsys.readouterr().err
     assert main(["simcse", *arguments(keys), "--pooling", "mean", "--out", str(tmp_path / "other")]) == 0
     assert note not in capsys.readouterr().err
+    prompted = json.dumps([{"type": "prompted_transformer.PromptedTransformer", "path": ""}])
+    SentenceEncoder.load(str(tmp_path / "own")).save(tmp_path / "saved")
+    (tmp_path / "saved" / "modules.json").write_text(prompted, encoding="utf-8")  # as `cloze convert` writes it
+    keys["encoder"] = str(tmp_path / "saved")
+    assert main(["simcse", *arguments(keys), "--out", str(tmp_path / "third")]) == 0
 
 
 def test_seeds_that_end_below_their_parent_say_so(
