@@ -77,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Cloze",
         description=DESCRIPTION,
         version=VERSION,
+        servers=[{"url": "."}],  # relative to the schema's own address, since a proxy may serve it under another path
         lifespan=_lifespan,
         openapi_url=SCHEMA.path if settings.ui else None,
         docs_url=None,  # FastAPI's own page loads files from a CDN

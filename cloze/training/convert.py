@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from cloze.command import run
-from cloze.encoding.bundle import Bundle, EmbeddingConfig, seal, staging
+from cloze.encoding.bundle import Bundle, EmbeddingConfig, learnt_parts, seal, staging
 from cloze.encoding.canaries import CANARY_FILE
 from cloze.encoding.text import TOKENIZER_FILES
 from cloze.options import Options
@@ -54,6 +54,8 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
     encoder = SentenceEncoder.load(str(run or bundle.path), **config.model_dump())
     if run is not None:
         _check_run(run, weights_digest(encoder), bundle)
+    if out.resolve() != bundle.path.resolve() and (warning := learnt_parts(out)):
+        print(warning, file=sys.stderr)
     with staging(out) as folder:
         bundle.copy(folder)
         usage = write(encoder, folder, probes(config.max_tokens))

@@ -100,6 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise CorpusError(
             f"--single-texts is {options.single_texts:,}, but --singles does not name their file; add --singles"
         )
+    if options.singles and not options.single_texts:
+        raise CorpusError(
+            "--singles is given, but --single-texts is 0, so none of its texts would be used; say how many to use"
+        )
     check_folder(options.out)
     excluded = {
         digest for path in options.exclude for text in _texts_of(path) for digest in map(_digest, _with_sentences(text))

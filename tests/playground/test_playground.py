@@ -596,6 +596,20 @@ def test_a_key_is_kept_for_the_tab_where_that_is_asked_for(locked_out: Visitor) 
     expect(page.get_by_label("API key")).to_be_focused()
 
 
+def test_another_key_keeps_the_model(locked_out: Visitor) -> None:
+    page = locked_out.page
+    page.get_by_label("API key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("table", name="Cosine by alpha")).to_be_visible()
+    page.get_by_label("Model", exact=True).select_option("beta")
+    expect(page.get_by_role("table", name="Cosine by beta")).to_be_visible()
+    page.get_by_role("button", name="Forget it").click()
+    page.get_by_label("API key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("table", name="Cosine by beta")).to_be_visible()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("beta")
+
+
 def test_no_text_is_stored(visitor: Visitor) -> None:
     for tool in TOOLS:
         visitor.turn_to(tool)

@@ -178,6 +178,7 @@ def test_no_query_is_a_phrase_of_the_evaluation_data(corpus: str, tmp_path: Path
     [
         (["--sentences", "100000"], r"the corpus has too few sentences: .*[\d,]+ sentence are missing; add text"),
         (["--single-texts", "5"], "--single-texts is 5, but --singles does not name their file; add --singles"),
+        (["--singles", __file__], "--singles is given, but --single-texts is 0, so none of its texts would be used"),
         (["--single-texts", "5", "--singles", __file__], "cannot tell the format from its name"),
         (
             ["--held-out-queries", "0"],

@@ -31,6 +31,9 @@ export function setKey(value, keep = false) {
   else store?.removeItem(KEPT);
 }
 
+/** The path of a model, whose name may have slashes. */
+export const pathOf = (model) => `models/${model.split("/").map(encodeURIComponent).join("/")}`;
+
 /** GET, or POST where there is a body: `{ data, timing }`. Throws ServiceError, or AbortError by `signal`. */
 export async function call(path, body, signal) {
   const headers = { accept: "application/json" };
@@ -38,7 +41,7 @@ export async function call(path, body, signal) {
   if (body) headers["content-type"] = "application/json";
   const options = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal };
   const started = performance.now();
-  const response = await reach(new URL(path, document.baseURI), { ...options, credentials: "omit", cache: "no-store" });
+  const response = await reach(new URL(path, document.baseURI), { ...options, cache: "no-store" });
   const data = await read(response);
   const trip = performance.now() - started;
   if (!response.ok) throw new ServiceError(message(data, response), response.status);

@@ -1,5 +1,6 @@
 // Compare: each text with each, by one model or by two.
 
+import { pathOf } from "./api.js";
 import { copyButton, make } from "./dom.js";
 import { explainer } from "./explain.js";
 import { diverging, heat, sequential } from "./heat.js";
@@ -24,7 +25,7 @@ export async function compare(form, model, ask, info) {
 
 /** Two models' numbers stand beside each other only if they mean the same. */
 async function checkAlike(meaning, other, ask) {
-  const { calibration } = await ask(`models/${encodeURIComponent(other)}/info`);
+  const { calibration } = await ask(`${pathOf(other)}/info`);
   const alike = ["meaning", "lowest", "highest"].every((part) => calibration?.[part] === meaning[part]);
   if (!alike) throw new Problem(`${other} is not calibrated on the same scale: compare cosines, or choose another model.`);
 }

@@ -1,6 +1,6 @@
 // The page: the model and the key in its header, and a tool behind each tab.
 
-import { ServiceError, call, hasKey, setKey } from "./api.js";
+import { ServiceError, call, hasKey, pathOf, setKey } from "./api.js";
 import { compare } from "./compare.js";
 import { byId, make } from "./dom.js";
 import { labels } from "./labels.js";
@@ -141,7 +141,7 @@ async function start() {
     const names = list.data.map(({ id }) => id);
     byId("model").replaceChildren(...names.map((name) => make("option", {}, name)));
     byId("model").disabled = false;
-    byId("model").value = names.includes(served.served_model_name) ? served.served_model_name : names[0];
+    byId("model").value = [chosen, served.served_model_name, names[0]].find((name) => names.includes(name));
     byId("key").hidden = true;
     byId("key-used").hidden = !hasKey();
     await choose();
@@ -155,7 +155,7 @@ async function choose() {
   const model = byId("model").value;
   let data;
   try {
-    ({ data } = await call(`models/${encodeURIComponent(model)}/info`));
+    ({ data } = await call(`${pathOf(model)}/info`));
   } catch (error) {
     if (byId("model").value !== model) return;
     byId("model").value = chosen || model;

@@ -42,7 +42,7 @@ def check_words_only(encoder: SentenceEncoder) -> None:
     if encoder.continuous is not None:
         raise ExportError(
             "a continuous template cannot become a sentence-transformers model: it consists of trained vectors, and "
-            "the files can hold only words; export without --sentence-transformers"
+            "the files can hold only words; use its bundle with Cloze, exported without --sentence-transformers"
         )
 
 

@@ -33,7 +33,8 @@ from transformers import (
     set_seed,
 )
 
-from cloze.encoding.bundle import Bundle
+from cloze.encoding.bundle import Bundle, changing
+from cloze.encoding.calibration import CALIBRATION_FILE
 from cloze.encoding.template import PoolingMode, Template
 from cloze.encoding.text import SpecialTokens, TextEncoder
 from cloze.training.convert import convert
@@ -317,10 +318,16 @@ def run(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.mark.long
-def test_a_converted_bundle_keeps_its_graphs_and_its_space(run: Path, tmp_path: Path) -> None:
+def test_a_converted_bundle_keeps_its_graphs_and_its_space(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain, out = tmp_path / "plain", tmp_path / "converted"
     export.main([str(run), str(plain), "--precision", "fp32"])
     convert(plain, out, run)
+    with changing(Bundle.load(out)) as folder:
+        (folder / CALIBRATION_FILE).write_text("{}", encoding="utf-8")
+    convert(plain, out, run)
+    assert f"{out}: its heads and its calibration do not fit the new model" in capsys.readouterr().err
     before, after = Bundle.load(plain), Bundle.load(out)
     assert after.spec.space == before.spec.space
     assert after.spec.files["onnx/model.onnx"] == before.spec.files["onnx/model.onnx"]
