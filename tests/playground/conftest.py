@@ -66,7 +66,7 @@ def url(browser: Browser, bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def locked_url(browser: Browser, bundles: Path) -> Iterator[str]:
-    yield from _serve("--bundle", str(bundles / "alpha"), "--api-keys", KEY)
+    yield from _serve("--bundle", str(bundles), "--model", "alpha", "--api-keys", KEY)
 
 
 @pytest.fixture(scope="module")
