@@ -113,11 +113,12 @@ def page() -> str:
         f"{speeds['texts']}. {_setting(speeds)}",
         "## Serving",
         "Cloze, infinity 0.0.78 and libraries in process with the weights of all-MiniLM-L6-v2, without a template "
-        f"(`make bench`). {_agreement(served)} 'Changed by the batch' is the largest difference of a component between "
-        "a text alone and the same text in a batch. OpenVINO computes in bf16 here. wrk, the client, corrects "
-        "percentiles for coordinated omission. fastembed does not sort texts by length, and llama.cpp takes "
-        "batches of at most 256 tokens.",
+        "(`make bench`).",
         serving_report.tables(served),
+        f"{_agreement(served)} 'Changed by the batch' is the largest difference of a component between a text alone "
+        "and the same text in a batch. OpenVINO computes in bf16 here. wrk, the client, corrects percentiles for "
+        "coordinated omission. fastembed does not sort texts by length, and llama.cpp takes batches of at most 256 "
+        "tokens.",
         f"{counts} texts, {served['rounds']} rounds ([chart](results/serving.svg)). {_connections(served)} "
         f"{_spread(served)} "
         f"{_setting(served)}{_rivals(served)}",
