@@ -100,7 +100,7 @@ class Options(BaseSettings):
         return f"{problem}: {words}; {f'did you mean {close[0]}?' if close else '--help lists the options'}"
 
     def given(self) -> set[str]:
-        """The options and arguments that the command line sets, as it spells them."""
+        """Return what the command line sets, as `--NAME`, also for arguments that are given without their names."""
         fields = ((name, field) for name, field in type(self).model_fields.items() if name in self.model_fields_set)
         return {flag(field.alias or name) for name, field in fields}
 

@@ -173,6 +173,10 @@ def test_a_bundle_of_the_hub_is_copied(
     copy = Bundle.load(cache / "hub" / "main" / "rain" / "mine")
     assert copy.spec == Bundle.load(bundle).spec
     assert not (copy.path / ".gitattributes").exists()
+    damaged = shutil.copytree(bundle, tmp_path / "damaged")
+    (damaged / "embedding.json").write_text("{}", encoding="utf-8")
+    hub.folders["rain/damaged"] = {"main": damaged}
+    assert "the files of rain/damaged are not a complete bundle" in checked("rain/damaged").stderr
     command = [sys.executable, "-m", "cloze", "adopt", "rain/mine", str(tmp_path / "out"), "--max-tokens", "12"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2

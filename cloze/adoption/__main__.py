@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     folder = model_folder(options.model, options.revision, graph=True)
     if bundle_on_hub(options.model, folder):
-        copy_bundle(folder, options)
+        copy_bundle(options.model, options.revision, folder, options.out, options.given())
         return
     graph_file(folder, options.model)  # checked first: without a graph, installing onnx would not help
 

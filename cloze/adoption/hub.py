@@ -8,20 +8,19 @@ import errno
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
 
 from cloze.encoding.bundle import SPEC_FILE, Bundle, learnt_parts, locate, staging
 from cloze.encoding.errors import BundleError, ClozeError, first_line
-from cloze.options import Options, flag
 
 CONFIGURATION: Final = ("*.json", "*.txt", "*.model", "README.md")
 WEIGHTS: Final = ("*.safetensors", "[0-9]_*/pytorch_model.bin")
 PICKLED: Final = ("*pytorch_model*.bin",)  # if a repository has no other weights
 GRAPH: Final = ("onnx/model.onnx*", "[0-9]_*/*.safetensors")  # with its external data, and modules after the pooling
 OTHERS: Final = ("onnx/*", "openvino/*", "checkpoint*")  # copies of the same weights
-COPIED: Final = ("model", "revision", "out")  # what `adopt` takes for a bundle too
+COPIED: Final = frozenset(("--model", "--revision", "--out"))  # the options for a bundle, which is copied
 CANNOT_WRITE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 HTTP_LIBRARIES: Final = ("httpx", "httpx2")  # used by huggingface_hub, depending on its version
 
@@ -66,21 +65,20 @@ def bundle_on_hub(source: str, folder: Path) -> bool:
     return (folder / SPEC_FILE).is_file() and not locate(source).is_dir()
 
 
-def copy_bundle(folder: Path, options: Options) -> None:
-    """Copy the bundle `options.model` from the hub to `options.out`; its contract was fetched to `folder`.
+def copy_bundle(name: str, revision: str | None, folder: Path, out: Path, given: Set[str]) -> None:
+    """Copy a bundle from the hub to `out`; its contract was fetched to `folder`. `given` are the command's options.
 
     Raises HubError, also for options that would change the bundle, and BundleError.
     """
-    name, revision, out = (getattr(options, field) for field in COPIED)
-    if others := options.given() - set(map(flag, COPIED)):
+    if others := given - COPIED:
         raise HubError(
             f"{name!r} is a bundle, which is copied as it is; omit {', '.join(sorted(others))}, and change the copy "
             "with `cloze export`"
         )
-    contract = json.loads((folder / SPEC_FILE).read_text(encoding="utf-8"))
     try:
-        bundle = Bundle.load(_snapshot(name, revision, [SPEC_FILE, *contract["files"]], []))
-    except BundleError as error:
+        files = json.loads((folder / SPEC_FILE).read_text(encoding="utf-8"))["files"]
+        bundle = Bundle.load(_snapshot(name, revision, [SPEC_FILE, *files], []))
+    except (BundleError, ValueError, KeyError, TypeError) as error:
         raise HubError(
             f"the files of {name} are not a complete bundle ({error}); if HF_HUB_OFFLINE is set, unset it and start "
             "again"

@@ -236,12 +236,14 @@ class TextEncoder:
         `truncate=False` it raises TextTooLong. A text that the tokenizer cannot encode raises TextError. Both errors
         have the text's position, counted from `first`, because a caller may pass a slice of its texts.
         """
+        encodings = (
+            encoding
+            for start in range(0, len(texts), TOGETHER)
+            for encoding in self._tokenize(texts[start : start + TOGETHER], first=first + start)
+        )
         return [
             self._place(encoding.ids, position, truncate, direction, max_text_tokens)
-            for start in range(0, len(texts), TOGETHER)
-            for position, encoding in enumerate(
-                self._tokenize(texts[start : start + TOGETHER], first=first + start), first + start
-            )
+            for position, encoding in enumerate(encodings, first)
         ]
 
     def encode_ids(

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     source = options.model
     files = model_folder(source, options.revision)
     if bundle_on_hub(source, files):
-        copy_bundle(files, options)
+        copy_bundle(source, options.revision, files, options.out, options.given())
         return
 
     from cloze.training.bar import console

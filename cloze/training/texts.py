@@ -31,7 +31,7 @@ from cloze.encoding.rows import SEMICOLON, SEPARATORS
 from cloze.options import Options
 from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, files_below, read_corpus, read_lines, read_records
-from cloze.training.data.words import lower_words, units_of, words_of
+from cloze.training.data.words import lower_words, spaced_words, words_of
 from cloze.training.errors import CorpusError, RunError
 
 Count = Annotated[int, Field(ge=0)]
@@ -273,7 +273,7 @@ def bare(text: str) -> str:
 
 def query_of(sentence: str, rng: random.Random, fewest: int = 1) -> str:
     """A few consecutive words, `fewest` at least, as someone would type them."""
-    words = units_of(sentence)
+    words = spaced_words(sentence)
     count = rng.randint(fewest, QUERY_WORDS)
     first = rng.randrange(max(1, len(words) - count + 1))
     query = "".join(words[first : first + count]).strip()

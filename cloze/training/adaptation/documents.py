@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 
 from cloze.training.bar import bar, console
 from cloze.training.data.corpus import files_below, named_in_utf8, read_lines, read_records
-from cloze.training.data.words import units_of
+from cloze.training.data.words import spaced_words
 from cloze.training.errors import CorpusError
 
 PASSAGE_WORDS: Final = 200
@@ -55,7 +55,7 @@ NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path", "document")
 class Document:
     """Pairs may refer to it by `name`: a row's id, or a file's path below its folder. A file's passages share it.
 
-    A row without an id has a name that no id is: the table's name and the line.
+    A row without an id is named by its table and line, such as `pages.csv:2`: a number alone could be another row's id.
     """
 
     name: str
@@ -145,7 +145,7 @@ def _of_files(files: dict[str, Path], folder: Path) -> Iterator[Document]:
 def _passages(file: Path, name: str) -> Iterator[Document]:
     heading, words, used = "", list[str](), True
     for is_heading, block in _blocks(file):
-        new = units_of(block)
+        new = spaced_words(block)
         if words and (is_heading or len(words) + len(new) > PASSAGE_WORDS):
             yield Document(name, f"{heading}{''.join(words)}".strip())
             words = []

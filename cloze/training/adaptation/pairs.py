@@ -138,6 +138,8 @@ def _score_of(records: Sequence[dict[str, Any]]) -> str | None:
         if len(cells) == len(records) and any(cells) and all(not cell or is_score(cell) for cell in cells):
             console.print(f"reading the column {name}: above 0, the document answers; --columns chooses others")
             return name
+        if cells:
+            console.print(f"not reading the column {name}: it does not have a grade in every row")
     return None
 
 

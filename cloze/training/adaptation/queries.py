@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
-from cloze.training.data.words import lower_words, units_of
+from cloze.training.data.words import lower_words, spaced_words
 from cloze.training.texts import query_of
 
 ENDS: Final = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；：])")
@@ -40,7 +40,7 @@ class QueryMaker:
         """A query for the document at `place`."""
         sentence, draw = self.rng.choice(sentences_of(self.documents[place])), self.rng.random()
         if draw < SENTENCE_SHARE:
-            return "".join(units_of(sentence)[:MOST_WORDS]).strip()
+            return "".join(spaced_words(sentence)[:MOST_WORDS]).strip()
         row = self.weights[place]
         if draw < SENTENCE_SHARE + FRAGMENT_SHARE or row.nnz < KEYWORDS[1]:
             return query_of(sentence, self.rng, FEWEST_WORDS)
@@ -51,4 +51,4 @@ class QueryMaker:
 
 def sentences_of(document: str) -> list[str]:
     """A document's sentences of enough words; the complete document if it has none."""
-    return [sentence for sentence in ENDS.split(document) if len(units_of(sentence)) >= FEWEST_WORDS] or [document]
+    return [sentence for sentence in ENDS.split(document) if len(spaced_words(sentence)) >= FEWEST_WORDS] or [document]

@@ -9,7 +9,7 @@ from cloze.encoding.chunks import UNSPACED
 
 WORD: Final = regex.compile(r"[\w\p{N}]+")  # `re` leaves out the vowel signs of Devanagari, Tamil and other scripts
 
-UNIT: Final = regex.compile(rf"{UNSPACED.pattern}\s*|[^\s{UNSPACED.pattern[1:-1]}]+\s*")
+SPACED_WORD: Final = regex.compile(rf"{UNSPACED.pattern}\s*|[^\s{UNSPACED.pattern[1:-1]}]+\s*")
 
 
 def words_of(text: str) -> list[str]:
@@ -23,7 +23,7 @@ def lower_words(text: str) -> list[str]:
     return words_of(text.casefold())
 
 
-def units_of(text: str) -> list[str]:
-    """The words, each with its punctuation and a blank after it. In a script without blanks, each letter is a word."""
-    units: list[str] = UNIT.findall(" ".join(text.split()) + " ")
-    return units
+def spaced_words(text: str) -> list[str]:
+    """The words with their punctuation, each followed by a blank. In a script without blanks, each letter is a word."""
+    words: list[str] = SPACED_WORD.findall(" ".join(text.split()) + " ")
+    return words

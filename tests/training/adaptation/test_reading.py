@@ -287,7 +287,7 @@ def test_a_further_column_of_scores_is_read(names: tuple[str, str, str], tmp_pat
         (("title", "body", "score"), (3, 0)),
     ],
 )
-def test_a_further_column_of_something_else_is_no_score(
+def test_a_further_column_of_something_else_is_not_read(
     names: tuple[str, str, str], cells: tuple[object, object], tmp_path: Path
 ) -> None:
     rows = [("a", "x", cells[0]), ("b", "y", cells[1])]

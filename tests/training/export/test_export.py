@@ -90,7 +90,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     return tasks
 
 
-def test_weights_of_7_bits_are_told_also_of_a_bundle_that_is_replaced(
+def test_weights_of_7_bits_are_reported_also_of_a_bundle_that_is_replaced(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here a copy stands for the new bundle."""

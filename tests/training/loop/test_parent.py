@@ -202,7 +202,7 @@ def test_an_untrained_head_is_not_the_parent(served: Path, tmp_path: Path, monke
     assert SentenceEncoder.load(str(run.model)).head is not None
 
 
-def test_layers_that_a_run_cannot_include_are_told(
+def test_layers_that_a_run_cannot_include_are_reported(
     tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from sentence_transformers.base.modules import Dense
